@@ -1,0 +1,175 @@
+"""From a command line to a run: read it, check the config, choose the run folder, hand over to Hydra.
+
+Hydra composes and sweeps; what it raises is put into words by `complaints`. A run and every job of a sweep go through
+the same `Job`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import hydra
+import yaml
+from omegaconf import DictConfig
+
+from specwave.app import config as configs
+from specwave.app.complaints import explain, is_group, parse
+from specwave.app.job import Job, complain, exit_code, is_main, join, launched_by
+from specwave.app.run import RUN_FILE, claim, make
+from specwave.app.usage import usage
+from specwave.artifacts import UserError, conf_dir
+
+
+def run_command(app: str, argv: Sequence[str]) -> int:
+    """Answers a command line; the exit code. Crashes pass through."""
+    try:
+        joined = launched_by()
+        return join(app, joined) if joined else _run(app, read_command_line(app, argv))
+    except UserError as error:
+        complain(error)
+        return 2
+    except SystemExit as stop:
+        return exit_code(stop)
+
+
+# ---------------------------------------------------------------- command line
+
+
+@dataclass
+class Request:
+    """A command line, read."""
+
+    overrides: list[str]
+    multirun: bool = False
+    help: bool = False
+    flags: list[str] = field(default_factory=list)  # those that Hydra answers: --cfg, --info, …
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError("command line", " ".join(sys.argv[1:]), f"{message}; see --help")
+
+
+def read_command_line(app: str, argv: Sequence[str]) -> Request:
+    parser = _Parser(prog=f"{app}.py", add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("-c", "--cfg", choices=["job", "hydra", "all"])
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("-p", "--package")
+    parser.add_argument("-i", "--info", nargs="?", const="all", choices=["all", "config", "defaults", "plugins"])
+    parser.add_argument("--hydra-help", action="store_true")
+    parser.add_argument("-sc", "--shell-completion", action="store_true")
+    parser.add_argument("-cd", "--config-dir", help="a folder of further options, laid out like conf/")
+    given = parser.parse_intermixed_args(list(argv))
+    overrides = [f"hydra.job.name={app}", *given.overrides]
+    if given.config_dir is not None:
+        if not Path(given.config_dir).is_dir():
+            raise UserError("--config-dir", given.config_dir, "there is no such folder")
+        overrides.append(f"hydra.searchpath=[{quoted('file://' + os.path.abspath(given.config_dir))}]")
+    flags = [name for name in ("resolve", "hydra_help", "shell_completion") if getattr(given, name)]
+    flags += [f"{name}={getattr(given, name)}" for name in ("cfg", "package", "info") if getattr(given, name)]
+    return Request(overrides, given.multirun, given.help, [f"--{flag.replace('_', '-', 1)}" for flag in flags])
+
+
+def quoted(value: str) -> str:
+    """A text in the grammar of overrides."""
+    return "'" + value.replace("'", "\\'") + "'"
+
+
+def first_choices(overrides: Sequence[str]) -> list[str]:
+    """A sweep's overrides with the first value of each; ranges that only a sweeper can draw from are left out."""
+    chosen = []
+    for override in parse(overrides):
+        if not override.is_sweep_override():
+            chosen.append(override.input_line or "")
+        elif override.is_discrete_sweep():
+            chosen.append(f"{override.get_key_element()}={next(override.sweep_string_iterator())}")
+    return chosen
+
+
+def check_choices(app: str, overrides: Sequence[str]) -> None:
+    """Every option that a sweep goes through must exist before its first job starts."""
+    for override in parse(overrides):
+        if is_group(override.key_or_group) and override.is_discrete_sweep():
+            for option in override.sweep_string_iterator():
+                configs.compose(app, [f"{override.get_key_element()}={option}"])
+
+
+# ---------------------------------------------------------------- runs
+
+
+def _run(app: str, request: Request) -> int:
+    if request.help:
+        print(usage(app, request.overrides))
+        return 0
+    job = Job(app, [sys.argv[0], *sys.argv[1:]])
+    if request.flags:
+        _hydra(job, [*request.overrides, *request.flags])
+        return 0
+    several = request.multirun or any(entry.startswith("hydra.mode=MULTIRUN") for entry in request.overrides)
+    composed = configs.compose(app, first_choices(request.overrides) if several else request.overrides)
+    if several:
+        check_choices(app, request.overrides)
+    configs.refuse_missing(configs.missing(composed))
+    if not several:
+        configs.build(app, configs.check(app, composed))  # every mistake shows before a folder is made
+    key = "hydra.sweep.dir" if several else "hydra.run.dir"
+    folder = choose_folder(composed, key, request.overrides)
+    arguments = [*request.overrides, f"{key}={quoted(str(folder))}"]
+    if not several:
+        _hydra(job, arguments)
+        return job.codes[-1]
+    print(f"run folder: {folder}", flush=True)
+    begun = time.time()
+    _hydra(job, [*arguments, "--multirun"])
+    codes = job.codes or codes_since(folder, begun)
+    failed = [code for code in codes if code]
+    jobs = "1 job" if len(codes) == 1 else f"{len(codes)} jobs"
+    print(f"{jobs}, {len(failed)} failed" if failed else f"{jobs}, all finished", flush=True)
+    return min(failed, default=0)  # 1 when any job crashed, 2 when the user's mistakes are all there is
+
+
+def choose_folder(composed: DictConfig, key: str, overrides: Sequence[str]) -> Path:
+    """The run folder as an absolute path: the one the user named, or a new one nobody else has."""
+    wanted = Path(composed.hydra.sweep.dir if key == "hydra.sweep.dir" else composed.hydra.run.dir).absolute()
+    named = any(override.key_or_group == key for override in parse(overrides))
+    if not named:
+        if composed.get("resume"):
+            raise UserError("resume", "true", f"name the folder to go on in: {key}=<folder>")
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1 or not is_main():
+            raise UserError(key, wanted, f"a launcher started several processes: name the folder they share, {key}=…")
+        return claim(wanted)
+    make(wanted, key)
+    return wanted
+
+
+def _hydra(job: Job, arguments: Sequence[str]) -> None:
+    """Hands over to `hydra.main`, which reads sys.argv."""
+    entry = hydra.main(config_path=str(conf_dir()), config_name=job.app, version_base=configs.VERSION_BASE)(job)
+    before = sys.argv
+    sys.argv = [before[0], *arguments]
+    try:
+        entry()
+    except Exception as error:
+        overrides = [argument for argument in arguments if not argument.startswith("-")]
+        complaint = explain(error, job.app, first_choices(overrides), configs.known_keys)
+        if complaint is None:
+            raise
+        raise complaint from None
+    finally:
+        sys.argv = before
+
+
+def codes_since(folder: Path, begun: float) -> list[int]:
+    """Exit codes that jobs in other processes left in their run.yaml."""
+    fresh = [path for path in folder.rglob(RUN_FILE) if path.stat().st_mtime >= begun - 1]
+    return [yaml.safe_load(path.read_text(encoding="utf-8")).get("exit_code", 1) for path in fresh]

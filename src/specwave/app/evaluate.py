@@ -1,0 +1,170 @@
+"""`evaluate.py`: what a drafter is worth against plain decoding, or a report over earlier evaluations.
+
+load → questions → every method on every question → results.json per method → report.html and a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specwave.artifacts import UserError
+from specwave.benchmark.answers import AnswerFile
+from specwave.benchmark.drafters import DrafterFolder, find_drafters
+from specwave.benchmark.metrics import failed
+from specwave.benchmark.questions import CATEGORIES, Question
+from specwave.benchmark.results import Baseline, Result, build_results, load_results, load_run, save_results
+from specwave.benchmark.settings import copy_baseline, earlier_baseline, method_settings, shared_settings
+from specwave.decoding import Autoregressive, Sampling
+
+if TYPE_CHECKING:
+    from specwave.app.run import Run
+    from specwave.benchmark.evaluator import Evaluator, Method
+
+
+@dataclass
+class EvaluateConfig:
+    """`conf/evaluate.yaml`, groups already built: a ModelConfig, a Benchmark, a decoding method, a Sampling."""
+
+    model: Any
+    benchmark: Any
+    decoding: Any
+    sampling: Sampling = field(default_factory=Sampling)
+    checkpoint: Any = None  # null, a drafter's folder, a training run's folder, or a list of these
+    limit: int | None = None
+    categories: list[str] | None = None
+    max_new_tokens: int = 64
+    baseline: str = "auto"
+    allow_other_target: bool = False
+    report: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise UserError("max_new_tokens", self.max_new_tokens, "must be at least 1")
+        if self.report is not None and not self.report:
+            raise UserError("report", self.report, "give null, or a list of run folders of evaluations")
+
+
+def main(config: EvaluateConfig, run: Run) -> None:
+    """Evaluates into the run's folder, or writes a report over earlier runs there.
+
+    Raises:
+        SystemExit: when questions failed, with their number, after everything is written.
+    """
+    if config.report is not None:
+        finish([result for folder in config.report for result in load_run(folder)], run)
+        return
+    questions = config.benchmark.questions(config.limit, config.categories)
+    drafters = find_drafters(config.checkpoint)
+    decoding = method_for(config.decoding, drafters)
+
+    from specwave.benchmark.evaluator import Evaluator  # after the checks above, which need no target
+
+    target = config.model.load()
+    shared = shared_settings(target, config.benchmark, questions, config.max_new_tokens, config.sampling)
+    earlier = None if config.baseline == "auto" else earlier_baseline(config.baseline, shared, run.folder)
+    methods = build_methods(config, target, decoding, drafters, shared, run.folder, measure_plain=earlier is None)
+    names = ", ".join(method.label for method in methods)
+    run.say(f"{target.name}: {names} on {len(questions)} questions, up to {config.max_new_tokens} tokens a turn")
+    unknown = sorted({question.category for question in questions} - set(CATEGORIES))
+    if unknown:
+        run.say(f"outside Spec-Bench's categories, so counted overall and in no subtask: {', '.join(unknown)}")
+    evaluator = Evaluator(target, config.max_new_tokens, config.sampling)
+    evaluator.run(methods, questions)
+    if target.device.type == "cuda":  # taken anew for every question, so that of the process is the last question's
+        rows = [row for method in methods for row in method.answers.rows]
+        run.note(peak_gpu_memory_bytes=max(row["specwave"].get("peak_memory_bytes", 0) for row in rows))
+
+    baseline = earlier or Baseline(methods[0].answers.rows)
+    results = [judge(evaluator, method, baseline, questions) for method in methods]
+    if earlier is not None:
+        results.insert(0, load_results(run.folder / "baseline", "baseline"))
+    elif results[0].folder == run.folder:  # plain decoding alone is its own baseline
+        copy_baseline(run.folder, run.folder / "baseline")
+    finish(results, run)
+    lost = sum(failed(row) for method in methods for row in method.answers.rows)
+    if lost:
+        run.note(failed_answers=lost)
+        total = len(methods) * len(questions)
+        raise SystemExit(f"{lost} of {total} answers failed (failures in results.json); resume=true tries them again")
+
+
+def method_for(decoding: Any, drafters: Sequence[DrafterFolder]) -> Any:
+    """The decoding method to use. A drafter beside plain decoding, the default, is decoded with by its own method."""
+    if decoding.needs_checkpoint and not drafters:
+        raise UserError("checkpoint", "null", f"decoding={decoding.label} needs a drafter: give its folder")
+    if not drafters or decoding.needs_checkpoint:
+        return decoding
+    if not isinstance(decoding, Autoregressive):
+        raise UserError("checkpoint", drafters[0].path, f"decoding={decoding.label} reads no drafter: give null")
+    from specwave.eagle.proposer import Eagle3Decoding
+
+    return Eagle3Decoding()
+
+
+def build_methods(
+    config: EvaluateConfig,
+    target: Any,
+    decoding: Any,
+    drafters: Sequence[DrafterFolder],
+    shared: dict[str, Any],
+    folder: Path,
+    measure_plain: bool,
+) -> list[Method]:
+    """What is to be measured, plain decoding first; their answers files take up what a killed run has finished."""
+    from specwave.benchmark.evaluator import Method
+
+    methods = []
+    each: list[DrafterFolder | None] = [*drafters] or [None]
+    for drafter in each:
+        checkpoint = drafter.path if drafter else None
+        proposer = decoding.build(target, checkpoint, config.allow_other_target)
+        label = drafter.label if drafter else "plain" if proposer is None else decoding.label
+        place = folder / label if len(drafters) > 1 else folder
+        answers = AnswerFile(place, method_settings(shared, decoding, checkpoint))
+        methods.append(
+            Method(
+                label=label,
+                name=decoding.label,
+                proposer=proposer,
+                answers=answers,
+                layers=drafter.layers if drafter else None,
+                rule=drafter.rule if drafter else None,
+            )
+        )
+    if measure_plain and methods[0].proposer is not None:
+        plain = Autoregressive()
+        answers = AnswerFile(folder / "baseline", method_settings(shared, plain, None))
+        methods.insert(0, Method("plain", plain.label, None, answers))
+    return methods
+
+
+def judge(evaluator: Evaluator, method: Method, baseline: Baseline, questions: Sequence[Question]) -> Result:
+    """A method's results.json: its answers against plain decoding's."""
+    verdicts, divergences = None, list[dict[str, Any]]()
+    if evaluator.sampling.greedy:
+        verdicts, divergences = evaluator.verdicts(method, baseline.rows, questions)
+    content = build_results(
+        label=method.label,
+        method=method.name,
+        rows=method.answers.rows,
+        baseline=baseline,
+        verdicts=verdicts,
+        divergences=divergences,
+        settings=method.answers.settings,
+        layers=method.layers,
+        rule=method.rule,
+    )
+    return save_results(method.answers.folder, content)
+
+
+def finish(results: Sequence[Result], run: Run) -> None:
+    """report.html, table.md, table.tex, table.csv, and the table on the console."""
+    from specwave.benchmark import tables, writers
+    from specwave.benchmark.report import write_report  # matplotlib takes a while to import
+
+    report = write_report(run.folder, results)
+    run.say(writers.console(tables.summary(results)))
+    run.say(f"report: {report}")

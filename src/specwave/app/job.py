@@ -1,0 +1,161 @@
+"""One run, whoever starts it: this process, a sweep, a launcher's process, or the first rank of the same run.
+
+Opens the folder, calls the app's `main`, and turns whatever happens into an exit code and the last words of run.yaml.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from specwave.app import config as configs
+from specwave.app.run import RUN_FILE, Record, Run, alone, read_run, refuse_changes
+from specwave.artifacts import UserError
+
+LAUNCH = "SPECWAVE_LAUNCH"  # tells the processes a run starts which run they belong to
+RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
+
+
+class Job:
+    """The function Hydra calls with a composed config, once for a run and once for each job of a sweep."""
+
+    def __init__(self, app: str, command: list[str]):
+        self.app, self.command = app, command
+        self.codes: list[int] = []  # exit codes of the jobs that ran in this process
+
+    def __call__(self, composed: DictConfig) -> Any:
+        """What `main` returned, for sweepers that optimise it; nan when the job failed."""
+        settings = HydraConfig.get()
+        number = settings.job.num if settings.mode == RunMode.MULTIRUN else None
+        folder, overrides = Path(settings.runtime.output_dir), list(settings.overrides.task)
+        with own_environment():
+            code, value = self.attempt(composed, folder, overrides, number)
+        self.codes.append(code)
+        return value if code == 0 else float("nan")
+
+    def attempt(self, composed: DictConfig, folder: Path, overrides: list[str], number: int | None) -> tuple[int, Any]:
+        """(exit code, what `main` returned). Only an interruption leaves by an exception: a sweep goes on.
+
+        Args:
+            number: of the job in its sweep; None for a run by itself.
+        """
+        key = "hydra.run.dir" if number is None else "hydra.sweep.dir"
+        run, record, value = Run(folder, main=is_main()), None, None
+        code, reason = 0, ""
+        try:
+            content = configs.check(self.app, composed)
+            config = configs.build(self.app, content)
+            run.resume = content["resume"]
+            with alone(folder, key) if run.main else contextlib.nullcontext():
+                if run.main:
+                    record = self.begin(run, content, overrides, number, key)
+                    if record is None:
+                        run.say(f"job {number}: {folder} finished earlier, skipped")
+                        return 0, None
+                configs.seed_everything(content["seed"])
+                value = configs.app_module(self.app).main(config, run)
+        except UserError as error:
+            complain(error)
+            code, reason = 2, str(error)
+        except KeyboardInterrupt:
+            if record is not None:
+                record.close("failed", run.facts, "interrupted", 130)
+            raise
+        except SystemExit as stop:  # `main` ends early; a message is for the user, as Python has it
+            code, reason = exit_code(stop), str(stop.code)
+        except Exception as error:
+            traceback.print_exc()
+            code, reason = 1, f"{type(error).__name__}: {error}"
+        if code and record is None and number is not None and run.main and not (folder / RUN_FILE).exists():
+            record = Record(folder, self.app, self.command, overrides, None)  # a job that never began is a row too
+        if record is not None:
+            record.close("failed" if code else "finished", run.facts, " ".join(reason.split()), code)
+        return code, value
+
+    def begin(
+        self, run: Run, content: dict[str, Any], overrides: list[str], number: int | None, key: str
+    ) -> Record | None:
+        """Takes the folder and announces it; None when a sweep finds this very job finished there."""
+        earlier = read_run(run.folder, key)
+        if earlier is not None:
+            if number is None and not run.resume:
+                raise UserError(key, run.folder, "this folder holds a run: name another, or add resume=true")
+            refuse_changes(earlier, self.app, content, run.folder, key)
+            if number is not None and earlier["status"] == "finished":
+                return None
+            run.resume = True
+        record = Record(run.folder, self.app, self.command, overrides, content)
+        if earlier is not None:
+            record.go_on(earlier)
+        record.write()
+        run.say(
+            f"run folder: {run.folder}" if number is None else f"job {number}: {' '.join(overrides)} in {run.folder}"
+        )
+        os.environ[LAUNCH] = json.dumps({"pid": os.getpid(), "folder": str(run.folder), "resume": run.resume})
+        return record
+
+
+def complain(error: UserError, prefix: str = "error") -> None:
+    """A user's mistake: one line, whatever the value holds."""
+    print(f"{prefix}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+
+
+def exit_code(stop: SystemExit) -> int:
+    """The code of a SystemExit; its message, where it carries one, goes to stderr."""
+    if stop.code is None or isinstance(stop.code, int):
+        return stop.code or 0
+    print(stop.code, file=sys.stderr, flush=True)
+    return 1
+
+
+# ---------------------------------------------------------------- the processes of one run
+
+
+def is_main() -> bool:
+    """False in the further processes of a distributed run, whoever launched it."""
+    return all(os.environ.get(name, "0") in ("0", "") for name in RANKS)
+
+
+def launched_by() -> dict[str, Any] | None:
+    """The run that started this process as a further rank: Lightning runs the script again for each."""
+    launch = json.loads(os.environ.get(LAUNCH, "{}"))
+    return launch if launch.get("pid") == os.getppid() and not is_main() else None
+
+
+def join(app: str, launch: dict[str, Any]) -> int:
+    """A further rank: the config that the first one wrote, the same folder, no record of its own."""
+    folder = Path(launch["folder"])
+    content = yaml.safe_load((folder / RUN_FILE).read_text(encoding="utf-8"))["config"]
+    try:
+        config = configs.build(app, content)
+        configs.seed_everything(content["seed"])
+        configs.app_module(app).main(config, Run(folder, launch["resume"], main=False))
+    except UserError as error:
+        complain(error, f"error (rank {os.environ.get('LOCAL_RANK', '?')})")
+        return 2
+    return 0
+
+
+@contextlib.contextmanager
+def own_environment() -> Iterator[None]:
+    """Undoes what a job leaves in the process: ranks and ports of a finished DDP run would hang the next one."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        os.environ.clear()
+        os.environ.update(before)

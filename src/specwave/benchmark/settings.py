@@ -1,0 +1,94 @@
+"""The settings behind a measurement: what must be equal for two of them to be compared."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specwave.artifacts import UserError
+from specwave.benchmark.answers import differences, read_answers
+from specwave.benchmark.questions import Benchmark, Question, fingerprint
+from specwave.benchmark.results import Baseline, load_results, save_results
+from specwave.decoding import Sampling
+from specwave.target import Target
+
+_NAMES = ("target (", "benchmark.name (")  # names may differ: fingerprints say whether it is the same thing
+
+
+def shared_settings(
+    target: Target, benchmark: Benchmark, questions: Sequence[Question], max_new_tokens: int, sampling: Sampling
+) -> dict[str, Any]:
+    """Target, machine, limits and questions, as plain values: equal for all methods of a run."""
+    return {
+        "target": target.name,
+        "fingerprint": target.fingerprint,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": target.device.type,
+        "device_name": device_name(target.device),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "max_new_tokens": max_new_tokens,
+        "sampling": asdict(sampling),
+        "benchmark": {
+            "name": benchmark.name,
+            "questions": len(questions),
+            "fingerprint": fingerprint(questions),
+        },
+    }
+
+
+def method_settings(shared: dict[str, Any], decoding: Any, checkpoint: Path | None) -> dict[str, Any]:
+    """A method's settings: the shared ones, its own keys (none for plain decoding), its drafter's folder."""
+    keys = asdict(decoding) if is_dataclass(decoding) and not isinstance(decoding, type) else {}
+    checkpoint_text = str(checkpoint) if checkpoint is not None else None
+    return {**shared, "decoding": {"name": decoding.label, **keys}, "checkpoint": checkpoint_text}
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's or CPU's name: times of two machines are not compared."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def earlier_baseline(source: str, shared: dict[str, Any], folder: Path) -> Baseline:
+    """The baseline that the evaluation in `source` measured, copied to `folder`/baseline.
+
+    Raises:
+        UserError: when there is none, or it was measured under other settings (naming them).
+    """
+    place = Path(source).expanduser().resolve() / "baseline"
+    if not (place / "results.json").is_file():
+        remedy = "it holds no baseline/results.json: give auto, or the run folder of a finished evaluation"
+        raise UserError("baseline", source, remedy)
+    result = load_results(place, "baseline")
+    earlier = {name: result.settings.get(name) for name in shared}
+    other = [text for text in differences(earlier, shared) if not text.startswith(_NAMES)]
+    if other:
+        raise UserError("baseline", source, f"it was measured under other settings: {'; '.join(other)}")
+    rows = read_answers(place / "answers.jsonl", "baseline")
+    copy = folder / "baseline"
+    if copy.resolve() != place:
+        copy_baseline(place, copy)
+        plain = {**result.content["baseline"], "source": str(place.parent)}
+        save_results(copy, {**result.content, "baseline": plain})
+    return Baseline(rows, str(place.parent))
+
+
+def copy_baseline(source: Path, folder: Path) -> None:
+    """The files of a finished measurement of plain decoding, results.json last: with it a baseline is whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("answers.jsonl", "settings.json", "results.json"):
+        shutil.copyfile(source / name, folder / f".{name}.part")
+        (folder / f".{name}.part").replace(folder / name)

@@ -1,0 +1,141 @@
+"""Results as tables: a header and rows of cells, each cell a number or a text. `writers` puts them into words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specwave.benchmark.results import Result
+
+Cell = str | int | float | None
+MISSING = "–"
+METHODS = {"autoregressive": "plain decoding", "eagle3": "EAGLE-3 drafter"}
+SETTINGS = {  # what may differ between runs, and how a column that tells them apart is called
+    "target": "target",
+    "dtype": "dtype",
+    "device": "device",
+    "threads": "threads",
+    "max_new_tokens": "max tokens",
+    "sampling.temperature": "T",
+    "decoding.levels": "levels",
+    "benchmark.fingerprint": "questions",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    header: list[str]
+    rows: list[list[Cell]]
+    digits: list[int]  # decimals per column, for the floats in it
+    names: int = 1  # the leading columns that say whose row it is
+
+
+def setting(result: Result, dotted: str) -> Any:
+    """A value of the settings by its dotted name; None where there is none."""
+    value: Any = result.settings
+    for name in dotted.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def varying(results: Sequence[Result]) -> dict[str, str]:
+    """The settings (of SETTINGS) in which these results differ; a method without a setting differs in nothing."""
+    found = {}
+    for dotted, name in SETTINGS.items():
+        values = {str(value) for result in results if (value := setting(result, dotted)) is not None}
+        if len(values) > 1:
+            found[dotted] = name
+    return found
+
+
+def names(result: Result) -> list[Cell]:
+    """Method, layers, rule."""
+    content = result.content
+    layers = content.get("layers")
+    return [
+        METHODS.get(content["method"], content["method"]),
+        ", ".join(map(str, layers)) if layers else MISSING,
+        content.get("rule") or MISSING,
+    ]
+
+
+def summary(results: Sequence[Result]) -> Table:
+    """One row per method, over all questions; columns without any value are left out."""
+    extra = varying(results)
+    figures = ["questions", "τ", "tokens/s", "speedup", "exact", "near-ties"]
+    header = ["method", "layers", "rule", *extra.values(), *figures]
+    digits = [0, 0, 0, *(2 for _ in extra), 0, 2, 1, 2, 0, 0]
+    rows: list[list[Cell]] = []
+    for result in results:
+        overall = result.content["overall"]
+        exact = overall["exact_match_rate"]
+        rows.append(
+            [
+                *names(result),
+                *(setting(result, dotted) for dotted in extra),
+                _count(overall),
+                overall["tau"],
+                overall["tokens_per_second"],
+                overall["speedup"],
+                None if exact is None else f"{100 * exact:.1f} %",
+                overall["near_ties"],
+            ]
+        )
+    kept = [place for place in range(len(header)) if any(row[place] is not None for row in rows)]
+    return Table(
+        "Overall",
+        [header[place] for place in kept],
+        [[row[place] for place in kept] for row in rows],
+        [digits[place] for place in kept],
+    )
+
+
+def _count(overall: dict[str, Any]) -> Cell:
+    lost = overall.get("failed", 0)
+    return f"{overall.get('questions', 0)} (+{lost} failed)" if lost else overall.get("questions")
+
+
+def by_category(results: Sequence[Result], figure: str, title: str, digits: int = 2) -> Table:
+    """Method × category of one figure ("tau", "speedup", …), the overall figure last: the layout of the papers."""
+    extra, shown = varying(results), answered(results)
+    header = ["method", "layers", "rule", *extra.values(), *shown, "overall"]
+    rows = [
+        [
+            *names(result),
+            *(setting(result, dotted) for dotted in extra),
+            *(result.content["categories"].get(category, {}).get(figure) for category in shown),
+            result.content["overall"][figure],
+        ]
+        for result in results
+    ]
+    return Table(title, header, rows, [digits] * len(header), names=3 + len(extra))
+
+
+def answered(results: Sequence[Result]) -> list[str]:
+    """The categories any result has answers in, in Spec-Bench's order."""
+    every = dict.fromkeys(category for result in results for category in result.content["categories"])
+    return [
+        category
+        for category in every
+        if any(result.content["categories"].get(category, {}).get("tokens") for result in results)
+    ]
+
+
+def tables(results: Sequence[Result]) -> list[Table]:
+    return [
+        summary(results),
+        by_category(results, "tau", "τ (tokens per verification) by category"),
+        by_category(results, "speedup", "Speedup over plain decoding by category"),
+        by_category(results, "tokens_per_second", "Tokens per second by category", 1),
+    ]
+
+
+def upright(table: Table, labels: Sequence[str]) -> Table:
+    """A table of `by_category` on its side: a row per category, a column per method."""
+    figures, digits = table.header[table.names :], table.digits[-1]
+    rows: list[list[Cell]] = [
+        [name, *(row[table.names + place] for row in table.rows)] for place, name in enumerate(figures)
+    ]
+    return Table(table.title, ["category", *labels], rows, [0] + [digits] * len(labels))

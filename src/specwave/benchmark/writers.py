@@ -1,0 +1,107 @@
+"""Tables for the console, Markdown, LaTeX and CSV: every writer formats the same cells."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+from specwave.benchmark.results import Result
+from specwave.benchmark.tables import MISSING, SETTINGS, Cell, Table, answered, setting
+
+
+def text(cell: Cell, digits: int) -> str:
+    if cell is None:
+        return MISSING
+    return f"{cell:.{digits}f}" if isinstance(cell, float) else str(cell)
+
+
+def cells(table: Table) -> list[list[str]]:
+    return [[text(cell, digits) for cell, digits in zip(row, table.digits, strict=True)] for row in table.rows]
+
+
+def numeric(table: Table) -> list[bool]:
+    """Which columns hold numbers, and so stand to the right."""
+    return [
+        any(isinstance(row[column], int | float) for row in table.rows)
+        and not any(isinstance(row[column], str) for row in table.rows)
+        for column in range(len(table.header))
+    ]
+
+
+def console(table: Table) -> str:
+    body = cells(table)
+    widths = [max(len(line[column]) for line in [table.header, *body]) for column in range(len(table.header))]
+    right = numeric(table)
+
+    def line(entries: list[str]) -> str:
+        padded = (
+            entry.rjust(width) if flush else entry.ljust(width)
+            for entry, width, flush in zip(entries, widths, right, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    return "\n".join([line(table.header), line(["─" * width for width in widths]), *map(line, body)])
+
+
+def markdown(found: Sequence[Table]) -> str:
+    parts = []
+    for table in found:
+        marks = ["---:" if flush else "---" for flush in numeric(table)]
+        lines = [table.header, marks, *([entry.replace("|", "\\|") for entry in row] for row in cells(table))]
+        parts.append(f"## {table.title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def latex(found: Sequence[Table]) -> str:
+    """Tables for `\\usepackage{booktabs,graphicx}`; each is scaled to the width of the text."""
+    parts = ["% needs \\usepackage{booktabs,graphicx}"]
+    for table in found:
+        columns = "".join("r" if flush else "l" for flush in numeric(table))
+        lines = [" & ".join(map(_escaped, row)) + r" \\" for row in [table.header, *cells(table)]]
+        parts.append(
+            "\n".join(
+                [
+                    r"\begin{table}[t]\centering",
+                    rf"\caption{{{_escaped(table.title)}}}",
+                    rf"\resizebox{{\linewidth}}{{!}}{{\begin{{tabular}}{{{columns}}}\toprule",
+                    lines[0] + r"\midrule",
+                    *lines[1:],
+                    r"\bottomrule\end{tabular}}",
+                    r"\end{table}",
+                ]
+            )
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "τ": r"$\tau$", "–": "--", "×": r"$\times$",
+}  # fmt: skip
+
+
+def _escaped(entry: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in entry)
+
+
+def as_csv(results: Sequence[Result]) -> str:
+    """One line per method, every figure at full precision, the settings beside them."""
+    shown = answered(results)
+    figures = ("tau", "tokens", "rounds", "tokens_per_second", "seconds_per_token", "speedup", "peak_memory_bytes",
+               "exact_match_rate", "near_ties")  # fmt: skip
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(
+        ["label", "method", "layers", "rule", *SETTINGS, "questions", "failed", *figures]
+        + [f"{figure}.{category}" for figure in ("tau", "speedup", "tokens_per_second") for category in shown]
+    )
+    for result in results:
+        content = result.content
+        row = [result.label, content["method"], " ".join(map(str, content.get("layers") or [])), content.get("rule")]
+        row += [setting(result, dotted) for dotted in SETTINGS]
+        row += [content["overall"].get(name) for name in ("questions", "failed", *figures)]
+        for figure in ("tau", "speedup", "tokens_per_second"):
+            row += [content["categories"].get(category, {}).get(figure) for category in shown]
+        writer.writerow(row)
+    return stream.getvalue()

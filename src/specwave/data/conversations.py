@@ -1,0 +1,63 @@
+"""Conversations as token ids with a mask over the answers, and the built-in prompts.
+
+Knows nothing about training or selection; the target's own chat template makes the text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from specwave.target import Target
+
+Prompt = tuple[str, str, str]  # id, category, text
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A tokenised conversation; `answer[t]` says whether token t is text of an answer (its end token included)."""
+
+    ids: list[int]
+    answer: list[bool]
+    id: str = ""
+    category: str = ""
+
+
+def prompt_ids(target: Target, messages: Sequence[dict[str, str]]) -> list[int]:
+    """Token ids of a conversation ({"role", "content"} each) up to where the assistant begins to answer."""
+    extra: dict[str, Any] = {}
+    if target.config.date_string is not None:
+        extra["date_string"] = target.config.date_string  # templates that print today's date would change every day
+    return target.tokenizer.apply_chat_template(
+        list(messages), add_generation_prompt=True, tokenize=True, return_dict=False, **extra
+    )
+
+
+def user_prompt_ids(target: Target, prompts: Sequence[Prompt]) -> list[tuple[str, str, list[int]]]:
+    """(id, category, token ids) of single-turn prompts."""
+    return [(name, kind, prompt_ids(target, [{"role": "user", "content": text}])) for name, kind, text in prompts]
+
+
+def _builtin(name: str) -> str:
+    return files("specwave.data").joinpath("builtin", name).read_text(encoding="utf-8")
+
+
+def builtin_calibration_prompts() -> list[Prompt]:
+    """65 prompts, 5 of each Spec-Bench category, written for this project."""
+    rows = [json.loads(line) for line in _builtin("calibration.jsonl").splitlines() if line.strip()]
+    return [(row["id"], row["category"], row["prompt"]) for row in rows]
+
+
+def builtin_training_prompts() -> list[Prompt]:
+    """The training prompts: templates and the values of their slots, expanded in a fixed order."""
+    prompts = []
+    for number, entry in enumerate(json.loads(_builtin("training.json"))):
+        combine = zip if entry["pairing"] == "zip" else itertools.product
+        for count, values in enumerate(combine(*entry["slots"].values())):
+            text = entry["template"].format(**dict(zip(entry["slots"], values, strict=True)))
+            prompts.append((f"train-{number}-{count}", entry["category"], text))
+    return prompts

@@ -1,0 +1,93 @@
+"""On-policy data: answers that the target itself gives, through the decoding loop, in batches, cached on disk.
+
+The cache is keyed by everything that decides an answer. Batches are fixed by the list of prompts and written whole, so
+a killed run goes on at the batch it was in and ends with the same answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from specwave.artifacts import append_lines, cache_dir, drop_torn_line, read_jsonl
+from specwave.data.conversations import Sample
+from specwave.decoding import Sampling, generate
+from specwave.target import Target
+
+
+def answered(
+    target: Target,
+    prompts: Sequence[tuple[str, str, list[int]]],
+    *,
+    max_new_tokens: int,
+    batch_size: int = 32,
+    temperature: float = 0.0,
+    seed: int = 0,
+    label: str = "answers",
+) -> list[Sample]:
+    """The prompts (id, category, token ids) with the target's answers, in the order given.
+
+    Prompts that leave no room for `max_new_tokens` in the target's context are passed over.
+    """
+    fitting = [prompt for prompt in prompts if len(prompt[2]) + max_new_tokens <= target.max_length]
+    batches = _batches(fitting, batch_size)
+    path = answers_path(target, fitting, max_new_tokens, batch_size, temperature, seed)
+    done = _read(path)
+    todo = [batch for batch in batches if any(fitting[row][0] not in done for row in batch)]
+    if todo:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            open(path, "a", encoding="utf-8") as stream,
+            tqdm(total=len(fitting), desc=label, unit="prompt", disable=None) as bar,
+        ):
+            bar.update(len(fitting) - sum(len(batch) for batch in todo))
+            for batch in todo:
+                result = generate(
+                    target,
+                    None,
+                    [fitting[row][2] for row in batch],
+                    max_new_tokens=max_new_tokens,
+                    sampling=Sampling(temperature, seed),
+                    sequence_ids=batch,
+                )
+                lines = [{"id": fitting[row][0], "tokens": out} for row, out in zip(batch, result.tokens, strict=True)]
+                append_lines(stream, lines)
+                done.update((line["id"], line["tokens"]) for line in lines)
+                bar.update(len(batch))
+    return [
+        Sample(ids + done[name], [False] * len(ids) + [True] * len(done[name]), name, category)
+        for name, category, ids in fitting
+    ]
+
+
+def _batches(prompts: Sequence[tuple[str, str, list[int]]], size: int) -> list[list[int]]:
+    """Indices of prompts of like length together, so that little is padded."""
+    order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row][2]), row))
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def answers_path(
+    target: Target,
+    prompts: Sequence[tuple[str, str, list[int]]],
+    max_new_tokens: int,
+    batch_size: int,
+    temperature: float,
+    seed: int,
+) -> Path:
+    """Where these answers are cached. dtype and batch size count: in bf16 they can turn a near-tie."""
+    facts = [target.fingerprint, str(target.dtype), target.device.type, max_new_tokens, batch_size, temperature, seed]
+    key = hashlib.sha256(json.dumps([facts, [list(prompt) for prompt in prompts]]).encode()).hexdigest()[:24]
+    return cache_dir() / "answers" / f"{target.name}-{key}.jsonl"
+
+
+def _read(path: Path) -> dict[str, list[int]]:
+    if not path.exists():
+        return {}
+    drop_torn_line(path)
+    if path.stat().st_size == 0:
+        return {}
+    return {row["id"]: row["tokens"] for _, row in read_jsonl(path, "cache")}

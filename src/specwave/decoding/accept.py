@@ -1,0 +1,57 @@
+"""Which drafts stand: pure functions on tensors, no host sync, no loop over nodes.
+
+Letters: B rows, K nodes (root 0), V vocabulary. Sources: methods.md §5; Leviathan et al. 2023 (speculative sampling).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specwave.decoding.sampling import ACCEPT, RESIDUAL, TARGET, Sampling, keyed_gumbel, keyed_uniform, scores
+
+
+def match_tree(
+    tokens_BK: Tensor, parents_BK: Tensor, ancestors_BKK: Tensor, chosen_BK: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sample-and-match: from the root on, descend to the child that equals the target's token.
+
+    `chosen[b, k]` is the target's token after node k. Returns (end [B], on_path bool [B, K]): the deepest accepted node
+    and its path, root included; chosen[b, end] is the token committed behind them. A pad node carries token −1.
+
+    Exact for drafts that were made without looking at the target's randomness: what is committed at each node is the
+    target's own choice, the tree only decides how many of them one forward yields.
+    """
+    fits = tokens_BK == chosen_BK.gather(1, parents_BK)
+    fits[:, 0] = True
+    alive = ~(ancestors_BKK & ~fits[:, None]).any(-1)
+    depth = ancestors_BKK.sum(-1)
+    end = torch.where(alive, depth, 0).argmax(-1)
+    return end, ancestors_BKK.gather(1, end[:, None, None].expand(-1, 1, ancestors_BKK.shape[2]))[:, 0]
+
+
+def accept_chain(
+    tokens_BK: Tensor, q_BKV: Tensor, logits_BKV: Tensor, sampling: Sampling, sequences_B: Tensor, positions_BK: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Speculative sampling of a chain drawn from q: (end [B], token committed behind it [B]).
+
+    Draft i (node i + 1) is accepted with min(1, p/q) at its parent, node i; after the first rejection the token comes
+    from norm(max(p − q, 0)), after the last draft from p. `q_BKV[:, i]` is the distribution behind node i; zero where
+    no draft follows (the last node and padding, whose token is −1), which makes the residual p itself.
+    """
+    p = scores(logits_BKV, sampling).double().softmax(-1)
+    drafts = tokens_BK[:, 1:].clamp(min=0)[..., None]
+    kept = p[:, :-1].gather(2, drafts)[..., 0] / q_BKV[:, :-1].double().gather(2, drafts)[..., 0].clamp(min=1e-300)
+    draw = keyed_uniform(sampling.seed, sequences_B[:, None], ACCEPT, positions_BK[:, :-1], tokens_BK.new_zeros(()))
+    taken = (draw < kept) & (tokens_BK[:, 1:] >= 0)
+    end = taken.long().cumprod(1).sum(1)
+    at = end[:, None, None].expand(-1, 1, p.shape[2])
+    p_end, q_end = p.gather(1, at)[:, 0], q_BKV.double().gather(1, at)[:, 0]
+    residual = (p_end - q_end).clamp(min=0)
+    # p − q can vanish through rounding alone when p equals q; then nothing was rejectable and p itself is right.
+    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, p_end)
+    position = positions_BK.gather(1, end[:, None])[:, 0]
+    rejected = q_end.sum(-1) > 0
+    noise = [keyed_gumbel(sampling.seed, sequences_B, purpose, position, p.shape[2]) for purpose in (RESIDUAL, TARGET)]
+    drawn = (residual.log() + torch.where(rejected[:, None], noise[0], noise[1])).argmax(-1)
+    return end, drawn

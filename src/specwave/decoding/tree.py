@@ -1,0 +1,92 @@
+"""A round's draft: a tree of tokens below the last committed one, and its masks.
+
+Letters: B rows, K nodes of the forward (the root is node 0, a drafted token i is node i + 1).
+
+A worked example, drafts a, b below the root r and c below a:
+
+    drafts   tokens  [a, b, c]      parents [-1, -1, 0]     (-1 is the root)
+    nodes            [r, a, b, c]           [0, 0, 0, 1]    (the root is its own parent)
+    sees             r: r · a: r a · b: r b · c: r a c      depth 0 1 1 2
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Resume:
+    """Where verification may go on: blocks 0…block−1 have run on the tree's tokens, their keys and values lie in the
+    session's cache behind the committed ones, and `hidden` [K, D] is block `block`−1's output for root and drafts."""
+
+    block: int
+    hidden: Tensor
+
+
+@dataclass
+class Tree:
+    """Drafted tokens int64 [k] and the draft each hangs on, int64 [k], −1 for the root; parents come first.
+
+    `q` [k, V] holds the distributions that a *sampled chain* was really drawn from; None for every draft that was made
+    without randomness of its own (top-k trees, copies, argmax chains). An empty tree is plain decoding.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    q: Tensor | None = None
+    resume: Resume | None = None
+
+    @staticmethod
+    def empty(device: torch.device | str = "cpu") -> Tree:
+        none = torch.empty(0, dtype=torch.int64, device=device)
+        return Tree(none, none)
+
+    @staticmethod
+    def chain(tokens: Tensor | list[int], q: Tensor | None = None, resume: Resume | None = None) -> Tree:
+        tokens = torch.as_tensor(tokens, dtype=torch.int64)
+        return Tree(tokens, torch.arange(-1, len(tokens) - 1, device=tokens.device), q, resume)
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    def check(self) -> None:
+        """Every node has its parent before it (sglang#36201), q belongs to a chain."""
+        order = torch.arange(len(self), device=self.parents.device)
+        if self.parents.shape != self.tokens.shape or bool(((self.parents < -1) | (self.parents >= order)).any()):
+            raise ValueError(f"a draft must come after its parent: parents {self.parents.tolist()}")
+        if self.q is not None and not torch.equal(self.parents, order - 1):
+            raise ValueError("sampled trees need recursive residuals, which are not implemented: sample a chain")
+
+    def cut(self, levels: int) -> Tree:
+        """Without the drafts deeper than `levels` below the root."""
+        if len(self) == 0 or levels >= len(self):  # a tree is never deeper than it is large
+            return self
+        if levels <= 0:
+            return Tree.empty(self.tokens.device)
+        depth = ancestors(nodes(self)[1][None])[0].sum(-1)[1:] - 1
+        keep = (depth <= levels).nonzero()[:, 0]
+        place = torch.full((len(self) + 1,), -1, dtype=torch.int64, device=keep.device)
+        place[keep] = torch.arange(len(keep), device=keep.device)  # place[-1] stays −1: the root
+        resume = self.resume and Resume(self.resume.block, self.resume.hidden[torch.cat([keep.new_zeros(1), keep + 1])])
+        return Tree(self.tokens[keep], place[self.parents[keep]], None if self.q is None else self.q[keep], resume)
+
+
+def nodes(tree: Tree) -> tuple[Tensor, Tensor]:
+    """(tokens [k+1] without the root's, which is −1; parents [k+1]) as nodes of the forward."""
+    root = tree.tokens.new_full((1,), -1)
+    return torch.cat([root, tree.tokens]), torch.cat([root + 1, tree.parents + 1])
+
+
+def ancestors(parents_BK: Tensor) -> Tensor:
+    """bool [B, K, K]: node k sees node j if j is k itself or above it. Doubling, so log2(depth) steps."""
+    count = parents_BK.shape[1]
+    reach = torch.eye(count, device=parents_BK.device).expand(len(parents_BK), -1, -1).clone()
+    reach.scatter_(2, parents_BK[:, :, None], 1.0)
+    span = 1
+    while span < count:
+        reach = (reach @ reach).clamp_(max=1.0)
+        span *= 2
+    return reach > 0

@@ -1,0 +1,164 @@
+"""The drafter as files: `config.json` and `model.safetensors` for the engines, `card.json` for specwave.
+
+Knows nothing about training; what it saw there is handed in as plain data.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from specwave.artifacts import LAYER_CONVENTION, SCHEMA, UserError, check_layers, read_json, write_json, write_tensors
+from specwave.eagle.drafter import DrafterConfig, Eagle3Drafter
+from specwave.eagle.engines import engine_config, padding_layer, served_by
+from specwave.eagle.vocab import check_vocab_map
+
+KEY = "checkpoint"  # the config key that names a drafter folder
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    """What a drafter remembers of its target."""
+
+    name: str
+    fingerprint: str
+    num_layers: int
+
+
+def write_drafter(
+    folder: Path | str,
+    drafter: Eagle3Drafter,
+    target: TargetFacts,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    data: dict[str, Any] | None = None,
+    training: dict[str, Any] | None = None,
+    pictures: Sequence[Path] = (),
+) -> list[str]:
+    """Writes the three files (the card last) and copies `pictures` beside them; returns the warnings.
+
+    Floats are stored as `dtype`. A card exists only where the other files are whole.
+    """
+    folder, config = Path(folder), drafter.config
+    check_layers(config.layers, target.num_layers, "layers")
+    check_vocab_map(drafter.d2t, drafter.t2d, config.vocab_size, "export")
+    tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in drafter.state_dict().items()}
+    spare, layers = padding_layer(config, target.num_layers), config.layers
+    if spare is not None:
+        fc = tensors["fc.weight"]
+        layers = tuple(sorted((spare, *config.layers)))
+        tensors["fc.weight"] = torch.cat([torch.zeros_like(fc) if layer == spare else fc for layer in layers], 1)
+    serves, warnings = served_by(layers, target.num_layers)
+    write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
+    write_json(folder / "config.json", engine_config(config, layers, dtype))
+    for picture in pictures:
+        shutil.copyfile(picture, folder / picture.name)
+    card = {
+        "schema": SCHEMA,
+        "method": "eagle3",
+        "layers": list(config.layers),
+        "layer_convention": LAYER_CONVENTION,
+        "padding_layer": spare,
+        "target": {"name": target.name, "fingerprint": target.fingerprint, "num_layers": target.num_layers},
+        "serves": serves,
+        "warnings": warnings,
+        "pictures": [picture.name for picture in pictures],
+        "data": data or {},
+        "training": training or {},
+    }
+    write_json(folder / "card.json", card)
+    return warnings
+
+
+def read_drafter(path: Path | str) -> tuple[DrafterConfig, dict[str, Tensor], dict[str, Any]]:
+    """(sizes, tensors, card) of a drafter folder, without the padding; refuses what is incomplete or contradictory."""
+    folder = Path(path)
+    if not (folder / "card.json").is_file():
+        raise UserError(KEY, folder, "no drafter of specwave is here (card.json is missing): name a drafters/L… folder")
+    card, content = read_json(folder / "card.json", KEY), read_json(folder / "config.json", KEY)
+    nested = content.get("eagle_config") or {}
+    ids, shifted = nested.get("eagle_aux_hidden_state_layer_ids"), content.get("eagle_aux_hidden_state_layer_ids")
+    if not card.get("layers") or not ids or not shifted:
+        raise UserError(
+            KEY, folder, "the drafter has no layer ids, other layers would be read silently: export it again"
+        )
+    if card.get("layer_convention") != LAYER_CONVENTION:
+        raise UserError(
+            KEY, folder, f"its layer_convention is {card.get('layer_convention')!r}, {LAYER_CONVENTION!r} is read"
+        )
+    layers = check_layers(card["layers"], card["target"]["num_layers"], f"{KEY}:{folder}")
+    spare: int | None = card.get("padding_layer")
+    written = sorted(layers if spare is None else {*layers, spare})
+    if ids != written or shifted != [layer + 1 for layer in written]:
+        raise UserError(KEY, folder, f"config.json names layers {ids} (and {shifted} from 1), card.json {written}")
+    try:
+        tensors = load_file(folder / "model.safetensors")
+        config = DrafterConfig(
+            layers=tuple(written),
+            target_hidden_size=content["target_hidden_size"],
+            hidden_size=content["hidden_size"],
+            num_heads=content["num_attention_heads"],
+            num_kv_heads=content["num_key_value_heads"],
+            head_dim=content["head_dim"],
+            intermediate_size=content["intermediate_size"],
+            vocab_size=content["vocab_size"],
+            draft_vocab_size=content["draft_vocab_size"],
+            rms_eps=content["rms_norm_eps"],
+            max_length=content["max_position_embeddings"],
+            rope=content["rope_parameters"],
+        )
+    except (OSError, SafetensorError) as error:
+        raise UserError(KEY, folder, f"model.safetensors cannot be read ({error})") from None
+    except KeyError as error:
+        raise UserError(KEY, folder, f"config.json lacks {error}") from None
+    _check_tensors(folder, config, tensors)
+    if spare is not None:
+        width, place = config.target_hidden_size, written.index(layers[0])
+        tensors["fc.weight"] = tensors["fc.weight"][:, place * width : (place + 1) * width].contiguous()
+    return replace(config, layers=layers), tensors, card
+
+
+def _check_tensors(folder: Path, config: DrafterConfig, tensors: dict[str, Tensor]) -> None:
+    with torch.device("meta"):
+        expected = Eagle3Drafter(config).state_dict()
+    for name, tensor in expected.items():
+        if name not in tensors:
+            raise UserError(KEY, folder, f"model.safetensors lacks {name}")
+        if name not in ("d2t", "t2d") and tensors[name].shape != tensor.shape:
+            shapes = f"{list(tensors[name].shape)}, config.json asks for {list(tensor.shape)}"
+            raise UserError(KEY, folder, f"{name} is {shapes}")
+    check_vocab_map(tensors["d2t"], tensors["t2d"], config.vocab_size, f"{KEY}:{folder}")
+    if tensors["d2t"].numel() != config.draft_vocab_size:
+        raise UserError(KEY, folder, f"d2t has {tensors['d2t'].numel()} entries, config.json {config.draft_vocab_size}")
+
+
+def check_target(config: DrafterConfig, card: dict[str, Any], target: Any, allow_other_target: bool = False) -> None:
+    """Refuses a drafter made for another target; one of other sizes always.
+
+    Args:
+        target: has `name`, `fingerprint`, `num_layers`, `hidden_size`, `vocab_size`.
+    """
+    made_for = card["target"]
+    for size, mine, its in (
+        ("width", config.target_hidden_size, target.hidden_size),
+        ("vocabulary", config.vocab_size, target.vocab_size),
+        ("number of layers", made_for["num_layers"], target.num_layers),
+    ):
+        if mine != its:
+            raise UserError(KEY, made_for["name"], f"this drafter's target has the {size} {mine}, {target.name} {its}")
+    if made_for["fingerprint"] != target.fingerprint and not allow_other_target:
+        raise UserError(
+            KEY,
+            made_for["name"],
+            f"this drafter was trained for another target than {target.name} (fingerprint "
+            f"{made_for['fingerprint'][:12]}, here {target.fingerprint[:12]}): train one for it, or set "
+            "allow_other_target=true",
+        )

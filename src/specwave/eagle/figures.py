@@ -1,0 +1,67 @@
+"""The picture of a training run: loss, a_0 and τ̂ over the tokens seen, one line per drafter.
+
+Colours are Okabe & Ito's, which colour-blind readers tell apart; line styles and marks differ too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKS, LINES = "osD^vPX", ("-", "--", "-.", ":")
+PANELS = {"loss": "loss, nats", "a_0": "$a_0$: first draft right", "tau_hat": r"$\hat\tau$: tokens per round"}
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "specwave",  # the same picture gives the same file
+}
+
+
+def training_figure(path: Path, rows: Sequence[Mapping[str, float]], drafters: Sequence[str], title: str) -> list[Path]:
+    """`path` without suffix → path.png and path.svg. Thin: training batches; thick with marks: held-out prompts."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.6, 3.4), layout="constrained")
+        figure.suptitle(title, fontsize=10)
+        for axes, (key, label) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
+            for index, name in enumerate(drafters):
+                colour, line = COLOURS[index % len(COLOURS)], LINES[index % len(LINES)]
+                points = [(row["tokens"], row[f"{name}/{key}"]) for row in rows if f"{name}/{key}" in row]
+                held = [(row["tokens"], row[f"{name}/val_{key}"]) for row in rows if f"{name}/val_{key}" in row]
+                if points:
+                    axes.plot(*zip(*points, strict=True), color=colour, linewidth=0.8, alpha=0.55, linestyle=line)
+                if held:
+                    mark = MARKS[index % len(MARKS)]
+                    axes.plot(
+                        *zip(*held, strict=True), color=colour, marker=mark, markersize=4, linestyle=line, label=name
+                    )
+            axes.set_title(label)
+            axes.set_xlabel("tokens")
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        figure.axes[0].legend(title="held-out (thin: training)", title_fontsize=8)
+        return _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> list[Path]:
+    """Each file whole or absent."""
+    written = []
+    for kind in ("png", "svg"):
+        final = path.with_suffix(f".{kind}")
+        part = final.with_name(f".{final.name}.part")
+        figure.savefig(part, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
+        os.replace(part, final)
+        written.append(final)
+    return written

@@ -1,0 +1,119 @@
+"""All drafters of a run behind one target pass, as a LightningModule: calls the loss, logs, builds the optimiser."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from specwave.artifacts import UserError
+from specwave.eagle.drafter import Eagle3Drafter
+from specwave.eagle.loss import Outcome, ttt_loss
+from specwave.eagle.options import Eagle3
+from specwave.eagle.tally import Tally, check_finite, columns
+from specwave.eagle.targets import TargetBatch, read_target
+
+
+class GroupTraining(pl.LightningModule):
+    """`drafters` (name → drafter, one vocabulary map for all) learn from `target`, which is no submodule.
+
+    Losses add up, parameters are disjoint, and each drafter is clipped alone: a joint run equals single runs.
+    """
+
+    def __init__(
+        self, target: Any, drafters: dict[str, Eagle3Drafter], options: Eagle3, max_steps: int, log_every: int
+    ):
+        super().__init__()
+        self.target, self.options, self.max_steps, self.log_every = target, options, max_steps, log_every
+        self.drafters = nn.ModuleDict(drafters)
+        first = next(iter(drafters.values()))
+        self.draft_ids, self.t2d = first.draft_ids.to(target.device), first.t2d.to(target.device)
+        self.wanted = sorted({target.num_layers - 1}.union(*(drafter.config.layers for drafter in drafters.values())))
+        self.facts = {"target": target.fingerprint, "groups": [list(d.config.layers) for d in drafters.values()]}
+        self.tokens, self.seconds = 0, 0.0  # of all steps so far, those before a resume included
+        self.validated: dict[str, Any] = {}  # step and, per drafter, the figures of the last validation
+        self._tallies, self._norms, self._since, self._names = self._fresh(), dict[str, float](), (0, 0.0), list[str]()
+
+    def _fresh(self) -> dict[str, Tally]:
+        return {name: Tally(self.options.steps) for name in self.drafters}
+
+    def _figures(self, tallies: dict[str, Tally]) -> dict[str, dict[str, float]]:
+        return {name: tally.figures(self.options.decay) for name, tally in tallies.items()}
+
+    def read(self, batch: dict[str, Any]) -> TargetBatch:
+        """The target's side of a batch, in the target's own precision."""
+        with torch.no_grad(), torch.autocast(batch["ids"].device.type, enabled=False):
+            states = self.target.states(batch["ids"], self.wanted)
+            last, table, logits = states[self.target.num_layers - 1], self.target.embedding, self.target.logits
+            return read_target(batch["ids"], batch["answer"], states, last, table, logits, self.draft_ids, self.t2d)
+
+    def _outcomes(self, batch: dict[str, Any]) -> dict[str, Outcome]:
+        read, steps, decay = self.read(batch), self.options.steps, self.options.decay
+        return {name: ttt_loss(drafter, read, steps, decay) for name, drafter in self.drafters.items()}  # type: ignore[arg-type]
+
+    # ---------------------------------------------------------------- steps
+
+    def on_train_batch_start(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self._names, self._started = batch["names"], time.perf_counter()
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        outcomes = self._outcomes(batch)
+        for name, outcome in outcomes.items():
+            check_finite(outcome.loss, f"loss of {name}", self.global_step, batch["names"])
+            self._tallies[name].add(outcome)
+        self.tokens += batch["tokens"]
+        return torch.stack([outcome.loss for outcome in outcomes.values()]).sum()
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        for name, drafter in self.drafters.items():
+            norm = torch.nn.utils.clip_grad_norm_(drafter.parameters(), self.options.clip)
+            check_finite(norm, f"gradient of {name}", self.global_step, self._names)
+            self._norms[name] = float(norm)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.seconds += time.perf_counter() - self._started
+        if self.global_step % self.log_every and self.global_step != self.max_steps:
+            return
+        rate = (self.tokens - self._since[0]) / max(self.seconds - self._since[1], 1e-9)
+        lr = self.options.lr * self.options.rate(self.global_step - 1, self.max_steps)
+        norms = {f"{name}/grad_norm": norm for name, norm in self._norms.items()}
+        self._log({"tokens_per_second": rate, "lr": lr} | columns(self._figures(self._tallies)) | norms)
+        self._tallies, self._since = self._fresh(), (self.tokens, self.seconds)
+
+    def on_validation_epoch_start(self) -> None:
+        self._held_out = self._fresh()
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        for name, outcome in self._outcomes(batch).items():
+            self._held_out[name].add(outcome)
+
+    def on_validation_epoch_end(self) -> None:
+        self.validated = {"step": self.global_step, "figures": self._figures(self._held_out)}
+        self._log(columns(self.validated["figures"], "val_"))
+
+    def _log(self, row: dict[str, float]) -> None:
+        self.logger.log_metrics({"tokens": self.tokens} | row, self.global_step)  # type: ignore[union-attr]
+
+    # ---------------------------------------------------------------- optimiser and checkpoint
+
+    def configure_optimizers(self) -> Any:
+        options = self.options
+        groups = [{"params": list(drafter.parameters()), "name": name} for name, drafter in self.drafters.items()]
+        betas, decay = (options.betas[0], options.betas[1]), options.weight_decay
+        optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=betas, weight_decay=decay, fused=True)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: options.rate(step, self.max_steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["specwave"] = self.facts | {key: getattr(self, key) for key in ("tokens", "seconds", "validated")}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved = checkpoint["specwave"]
+        for key, mine in self.facts.items():
+            if saved[key] != mine:
+                raise UserError("resume", "true", f"the checkpoint has the {key} {saved[key]}, this run {mine}")
+        self.tokens, self.seconds, self.validated = saved["tokens"], saved["seconds"], saved["validated"]
+        self._since = (self.tokens, self.seconds)

@@ -1,0 +1,45 @@
+"""Sums of the objective over batches, the figures they mean, and the stop where one is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from specwave.artifacts import UserError
+from specwave.eagle.loss import Outcome, acceptance, weighted
+
+
+class Tally:
+    """Adds outcomes; a mean over batches is a sum divided by a sum, so batches weigh by their slots."""
+
+    def __init__(self, steps: int):
+        self.losses = torch.zeros(steps, dtype=torch.float64)
+        self.counts, self.hits, self.slots = (torch.zeros(steps, dtype=torch.int64) for _ in range(3))
+
+    def add(self, outcome: Outcome) -> None:
+        for name in ("losses", "counts", "hits", "slots"):
+            setattr(self, name, getattr(self, name) + getattr(outcome, name).cpu())
+
+    def figures(self, decay: float) -> dict[str, float]:
+        """loss (nats, weighted over steps), a_0 … a_{S−1}, tau_hat."""
+        shares, tau = acceptance(self.hits, self.slots)
+        loss = float(weighted(list(self.losses), self.counts, decay))
+        return {"loss": loss, **{f"a_{step}": share for step, share in enumerate(shares)}, "tau_hat": tau}
+
+
+def columns(figures: Mapping[str, Mapping[str, float]], prefix: str = "") -> dict[str, float]:
+    """drafter → figures as columns of metrics.csv: "L2-15-27/loss", or with a prefix "L2-15-27/val_loss"."""
+    return {f"{name}/{prefix}{key}": value for name, found in figures.items() for key, value in found.items()}
+
+
+def check_finite(value: Tensor, what: str, step: int, samples: Sequence[str]) -> None:
+    """Stops the run before a NaN or an infinity reaches weights or a checkpoint."""
+    if not bool(torch.isfinite(value)):
+        raise UserError(
+            "training",
+            float(value),
+            f"the {what} is not finite at step {step} in the batch of {', '.join(samples)}; the last checkpoint is as "
+            "it was: lower drafter.lr, or look at these samples",
+        )

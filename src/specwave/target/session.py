@@ -1,0 +1,190 @@
+"""A target at work on a batch of rows: weights and a KV cache, forwards over trees of tokens, roll-back by index.
+
+Letters: B rows, T new tokens of a row, D hidden size, V vocabulary, S cache slots.
+Knows nothing about proposals, acceptance or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specwave.target.cache import KVCache
+from specwave.target.decoder import attend_causal, attend_masked, group_bias
+from specwave.target.load import Target
+
+
+@dataclass(frozen=True)
+class Wants:
+    """Which hidden states a forward shall hand out. Layer l is block l's output, before the final norm."""
+
+    blocks: tuple[int, ...] = ()  # outputs of blocks
+    attentions: tuple[int, ...] = ()  # after the attention sub-layer (with its residual) of blocks
+
+    def __or__(self, other: Wants) -> Wants:
+        return Wants(tuple(sorted({*self.blocks, *other.blocks})), tuple(sorted({*self.attentions, *other.attentions})))
+
+
+@dataclass
+class Output:
+    """What a forward gives: logits (float32 [B, T, V], or None), and the wanted states [B, T, D] by layer."""
+
+    hidden: Tensor
+    logits: Tensor | None
+    blocks: dict[int, Tensor] = field(default_factory=dict)
+    attentions: dict[int, Tensor] = field(default_factory=dict)
+
+
+class Session:
+    """B sequences of one target. `lengths[b]` tokens of row b are in the cache; `forward` adds behind them, `advance`
+    or `keep_paths` commits what was added. Everything not committed is overwritten by the next forward."""
+
+    def __init__(self, target: Target, batch: int, capacity: int):
+        arch = target.arch
+        self.target, self.arch = target, arch
+        self.cache = KVCache(
+            arch.num_layers, batch, arch.num_kv_heads, capacity, arch.head_dim, target.dtype, target.device
+        )
+
+    @property
+    def batch(self) -> int:
+        return self.cache.batch
+
+    @property
+    def lengths(self) -> list[int]:
+        return self.cache.lengths
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        tokens: Tensor | None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        plan: Sequence[bool] | None = None,
+        start_block: int = 0,
+        hidden: Tensor | None = None,
+        wants: Wants | None = None,
+        logits: str | None = "all",
+    ) -> Output:
+        """Runs T new tokens per row behind the committed ones.
+
+        Args:
+            tokens: int64 [B, T]; None when `hidden` is given.
+            positions: int64 [B, T]; by default each row goes on from its length.
+            mask: bool [B, T, T], which of the new tokens each new token sees (itself included); causal by default.
+            plan: 2N flags, [2i] keeps attention and [2i+1] the MLP of block i; all by default.
+            start_block: the first block to run; `hidden` is then block start_block−1's output [B, T, D].
+            wants: states to hand out.
+            logits: "all", "last" (of the T tokens) or None.
+        """
+        cache, arch, wants = self.cache, self.arch, wants or Wants()
+        if hidden is None:
+            if tokens is None:
+                raise ValueError("forward needs tokens, or hidden with start_block")
+            hidden = self.target.embed(tokens)
+        batch, new, _ = hidden.shape
+        reach, slots = cache.reach(new), cache.slots(new)
+        if positions is None:
+            cos, sin = self._turn(slots, new)
+        else:
+            cos, sin = (table[positions][:, :, None] for table in self.target.rope)
+        fresh = mask is None and max(cache.lengths) == 0
+        bias = None
+        if not fresh and (new > 1 or not isinstance(slots, int) or mask is not None):
+            tree = mask if mask is not None else _causal(batch, new, hidden.device)
+            bias = group_bias(cache.visible(tree, reach), arch.num_heads // arch.num_kv_heads, hidden.dtype)
+        kept_blocks, kept_attentions = {}, {}
+        for layer in range(start_block, arch.num_layers):
+            block = self.target.blocks[layer]
+            if plan is None or plan[2 * layer]:
+
+                def attend(query: Tensor, key: Tensor, value: Tensor, layer: int = layer) -> Tensor:
+                    cache.write(layer, key, value, slots)
+                    if fresh and new > 1:
+                        return attend_causal(query, key, value)
+                    return attend_masked(
+                        query, cache.keys[layer][:, :, :reach], cache.values[layer][:, :, :reach], bias
+                    )
+
+                hidden = block.attention(hidden, cos, sin, attend)
+            if layer in wants.attentions:
+                kept_attentions[layer] = hidden
+            if plan is None or plan[2 * layer + 1]:
+                hidden = block.mlp(hidden)
+            if layer in wants.blocks:
+                kept_blocks[layer] = hidden
+        scored = None
+        if logits is not None:
+            scored = self.target.logits(hidden[:, -1:] if logits == "last" else hidden)
+        return Output(hidden, scored, kept_blocks, kept_attentions)
+
+    def _turn(self, slots: Tensor | int, new: int) -> tuple[Tensor, Tensor]:
+        """Rotary tables of the next `new` positions, broadcastable to [B, T, 1, h]."""
+        cos, sin = self.target.rope
+        if isinstance(slots, int):
+            return cos[slots : slots + new, None], sin[slots : slots + new, None]
+        return cos[slots][:, :, None], sin[slots][:, :, None]
+
+    # ---------------------------------------------------------------- sub-layers, for methods that skip or exit
+
+    @torch.inference_mode()
+    def attention(self, i: int, hidden: Tensor, prefix_len: int, branches: int = 1) -> Tensor:
+        """Block i's attention sub-layer on trial: nothing is written to the cache.
+
+        `hidden` [B·branches, T, D]: rows b·branches … belong to row b. Each sees the first `prefix_len` slots of its
+        row and, causally, its own tokens, which stand at positions prefix_len, prefix_len + 1, …
+        """
+        new = hidden.shape[1]
+        share = self.arch.num_heads // self.arch.num_kv_heads
+        cos, sin = self._turn(prefix_len, new)
+        seen = torch.ones(1, new, prefix_len + new, dtype=torch.bool, device=hidden.device).tril(prefix_len)
+        bias = group_bias(seen, share, hidden.dtype)
+        prefix = [
+            store[i][:, :, :prefix_len].repeat_interleave(branches, 0) for store in (self.cache.keys, self.cache.values)
+        ]
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys = torch.cat([prefix[0], key.transpose(1, 2)], 2)
+            values = torch.cat([prefix[1], value.transpose(1, 2)], 2)
+            return attend_masked(query, keys, values, bias)
+
+        return self.target.blocks[i].attention(hidden, cos, sin, attend)
+
+    @torch.inference_mode()
+    def mlp(self, i: int, hidden: Tensor) -> Tensor:
+        """Block i's MLP sub-layer."""
+        return self.target.blocks[i].mlp(hidden)
+
+    @torch.inference_mode()
+    def early_logits(self, hidden: Tensor) -> Tensor:
+        """What the target's own norm and head make of any block's output: [..., V], float32."""
+        return self.target.logits(hidden)
+
+    # ---------------------------------------------------------------- commit and roll back
+
+    def advance(self, counts: list[int]) -> None:
+        """Commits the first counts[b] tokens of the last forward of each row."""
+        self.cache.advance(counts)
+
+    def keep_paths(self, paths: list[list[int]]) -> None:
+        """Commits, per row, the tokens of the last forward with these ascending indices."""
+        self.cache.keep_paths(paths)
+
+    def mark(self) -> list[int]:
+        """The present lengths, to come back to."""
+        return list(self.cache.lengths)
+
+    def rollback(self, mark: list[int]) -> None:
+        """Back to a mark: what was committed since is forgotten."""
+        self.cache.lengths = list(mark)
+
+    def select_rows(self, rows: list[int]) -> None:
+        """Goes on with these rows only, in this order."""
+        self.cache.select_rows(rows)
+
+
+def _causal(batch: int, new: int, device: torch.device) -> Tensor:
+    return torch.ones(new, new, dtype=torch.bool, device=device).tril().expand(batch, -1, -1)

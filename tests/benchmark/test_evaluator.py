@@ -1,0 +1,245 @@
+"""The evaluator: stub proposers give the τ they must, failures are rows, the order rotates, near-ties are followed."""
+
+import json
+
+import pytest
+import torch
+
+from specwave.artifacts import UserError
+from specwave.benchmark.answers import AnswerFile, read_answers
+from specwave.benchmark.evaluator import Evaluator, Method, rotated, sequence_id
+from specwave.benchmark.metrics import blocks
+from specwave.benchmark.questions import Question
+from specwave.decoding import BaseProposer, Sampling, Tree, generate
+
+QUESTIONS = [
+    Question(1, "writing", ("Tell me a tale.", "And another one.")),
+    Question(2, "qa", ("Why is rain wet?",)),
+    Question("c", "rag", ("What does the text say about rivers?",)),
+]
+LEVELS, LIMIT = 3, 12  # the limit is a multiple of LEVELS + 1, so an oracle's last round is whole
+
+
+class Oracle(BaseProposer):
+    """Drafts the target's own continuation (`shift` 0), or always something else."""
+
+    def __init__(self, target, shift):
+        self.target, self.shift = target, shift
+
+    def propose_row(self, context):
+        made = generate(self.target, None, context.tokens, max_new_tokens=LEVELS, eos_ids=())
+        return Tree.chain([(token + self.shift) % self.target.vocab_size for token in made.tokens])
+
+
+class Failing(BaseProposer):
+    """Fails on prompts of which `when` is true."""
+
+    def __init__(self, when):
+        self.when = when
+
+    def begin(self, contexts):
+        if self.when(contexts[0].tokens):
+            raise RuntimeError("out of luck")
+
+
+@pytest.fixture(scope="module")
+def target(tiny):
+    """Without an end token, so that every answer has LIMIT tokens."""
+    before, tiny.eos_ids = tiny.eos_ids, ()
+    yield tiny
+    tiny.eos_ids = before
+
+
+@pytest.fixture
+def evaluator(target):
+    return Evaluator(target, LIMIT, Sampling())
+
+
+def method(folder, label, proposer):
+    return Method(label, label, proposer, AnswerFile(folder / label, {"name": label}))
+
+
+def test_always_and_never_accepted_give_the_right_tau(evaluator, target, tmp_path):
+    methods = [
+        method(tmp_path, "plain", None),
+        method(tmp_path, "right", Oracle(target, 0)),
+        method(tmp_path, "wrong", Oracle(target, 1)),
+    ]
+    evaluator.run(methods, QUESTIONS)
+    plain = methods[0].answers.rows
+    for each, tau in zip(methods, (1.0, LEVELS + 1.0, 1.0), strict=True):
+        verdicts, divergences = evaluator.verdicts(each, plain, QUESTIONS)
+        found = blocks(each.answers.rows, plain, verdicts)
+        assert found["overall"]["tau"] == tau
+        assert found["overall"]["tokens"] == 4 * LIMIT  # 4 turns
+        assert found["categories"]["writing"]["tokens"] == 2 * LIMIT
+        assert found["overall"]["exact_match_rate"] == 1.0
+        assert all(entry["near_tie"] for entry in divergences)
+
+
+def test_rows_have_spec_bench_s_form(evaluator, target, tmp_path):
+    one = method(tmp_path, "plain", None)
+    evaluator.run([one], QUESTIONS)
+    rows = read_answers(tmp_path / "plain" / "answers.jsonl", "x")
+    assert rows == one.answers.rows
+    assert [row["question_id"] for row in rows] == [1, 2, "c"]
+    first = rows[0]
+    assert set(first) - {"specwave"} == {"question_id", "category", "answer_id", "model_id", "choices", "tstamp"}
+    (choice,) = first["choices"]
+    assert set(choice) == {"index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths"}
+    assert choice["index"] == 0
+    for name in ("turns", "decoding_steps", "new_tokens", "wall_time"):
+        assert len(choice[name]) == 2
+    assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"]) == sum(map(len, first["specwave"]["tokens"]))
+    assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
+
+
+def test_the_second_turn_sees_the_method_s_own_first_answer(evaluator, target, tmp_path):
+    one = method(tmp_path, "plain", None)
+    evaluator.run([one], QUESTIONS[:1])
+    row = one.answers.rows[0]
+    text = target.tokenizer.decode(evaluator.prompt(QUESTIONS[0], row["choices"][0]["turns"][:1]))
+    answer = row["choices"][0]["turns"][0].strip()
+    assert text.index("Tell me a tale.") < text.index(answer) < text.index("And another one.")
+
+
+def test_a_failing_question_is_a_row_and_the_rest_goes_on(evaluator, target, tmp_path):
+    poor = Failing(lambda tokens: "rain" in target.tokenizer.decode(tokens))
+    methods = [method(tmp_path, "plain", None), method(tmp_path, "poor", poor)]
+    evaluator.run(methods, QUESTIONS)
+    rows = {row["question_id"]: row for row in methods[1].answers.rows}
+    assert rows[2]["choices"] == []
+    assert rows[2]["specwave"]["error"] == "RuntimeError: out of luck"
+    verdicts, _ = evaluator.verdicts(methods[1], methods[0].answers.rows, QUESTIONS)
+    found = blocks(methods[1].answers.rows, methods[0].answers.rows, verdicts)
+    assert (found["overall"]["questions"], found["overall"]["failed"]) == (2, 1)
+    assert found["categories"]["qa"]["tokens"] == 0
+    assert set(verdicts) == {1, "c"}
+
+    again = AnswerFile(tmp_path / "poor", {"name": "poor"})  # a resumed run tries the failed one again
+    assert again.done == {1, "c"}
+    evaluator.run([Method("poor", "poor", None, again)], QUESTIONS)
+    assert sorted(map(str, (row["question_id"] for row in read_answers(tmp_path / "poor" / "answers.jsonl", "x")))) == [
+        "1",
+        "2",
+        "c",
+    ]
+
+
+def test_a_method_that_always_fails_does_not_stop_the_run(evaluator, tmp_path):
+    methods = [method(tmp_path, "plain", None), method(tmp_path, "broken", Failing(lambda _: True))]
+    evaluator.run(methods, QUESTIONS)
+    assert all("error" in row["specwave"] for row in methods[1].answers.rows)
+    assert not any("error" in row["specwave"] for row in methods[0].answers.rows)
+
+
+def test_a_prompt_beyond_the_context_fails_alone(evaluator, target, tmp_path):
+    long = Question(9, "qa", ("word " * target.max_length,))
+    one = method(tmp_path, "plain", None)
+    evaluator.run([one], [long, QUESTIONS[1]])
+    assert "max_new_tokens" in one.answers.rows[0]["specwave"]["error"]
+    assert one.answers.rows[1]["choices"]
+
+
+def test_order_rotates_over_questions():
+    assert [rotated("abc", number) for number in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
+
+
+def test_every_method_meets_the_same_noise(target, tmp_path):
+    evaluator = Evaluator(target, LIMIT, Sampling(1.0, 5))
+    methods = [method(tmp_path, "plain", None), method(tmp_path, "wrong", Oracle(target, 1))]
+    evaluator.run(methods, QUESTIONS)
+    plain, wrong = ([row["specwave"]["tokens"] for row in each.answers.rows] for each in methods)
+    assert plain == wrong  # keyed noise: sampled output is the same token for token
+    turns = [sequence_id(question, turn) for question in QUESTIONS for turn in range(2)]
+    assert len(set(turns)) == len(turns)
+
+
+def test_a_changed_token_is_found_with_its_gap(evaluator, target, tmp_path):
+    one = method(tmp_path, "plain", None)
+    evaluator.run([one], QUESTIONS[1:2])
+    plain = json.loads(json.dumps(one.answers.rows))
+    tokens = one.answers.rows[0]["specwave"]["tokens"][0]
+    tokens[4] = (tokens[4] + 1) % target.vocab_size
+    verdicts, divergences = evaluator.verdicts(one, plain, QUESTIONS)
+    assert not verdicts[2].exact
+    (found,) = divergences
+    assert (found["question_id"], found["turn"], found["position"]) == (2, 0, 4)
+    assert found["gap"] >= found["top2_gap"] > 10 * found["noise"]
+
+
+def test_a_near_tie_in_the_first_turn_moves_the_reference_of_the_second(evaluator, target, tmp_path, monkeypatch):
+    """The second turn is judged against the target's own answer to the method's conversation."""
+    one = method(tmp_path, "plain", None)
+    evaluator.run([one], QUESTIONS[:1])
+    plain = json.loads(json.dumps(one.answers.rows))
+    row = one.answers.rows[0]
+    row["specwave"]["tokens"][0][-1] = (row["specwave"]["tokens"][0][-1] + 1) % target.vocab_size
+    row["choices"][0]["turns"][0] = "quite another answer"
+    second = evaluator.prompt(QUESTIONS[0], ["quite another answer"])
+    row["specwave"]["tokens"][1] = list(evaluator.decode(None, second, LIMIT).tokens)
+    assert row["specwave"]["tokens"][1] != plain[0]["specwave"]["tokens"][1]
+    monkeypatch.setattr("specwave.benchmark.exact.TOLERANCE", 1e9)  # whatever differs is a near-tie
+    verdicts, divergences = evaluator.verdicts(one, plain, QUESTIONS)
+    assert verdicts[1].exact
+    assert verdicts[1].near_ties == 1
+    assert [(entry["turn"], entry["position"]) for entry in divergences] == [(0, LIMIT - 1)]
+
+
+def test_below_float32_near_ties_are_not_counted(evaluator, target, tmp_path, monkeypatch):
+    one = method(tmp_path, "plain", None)
+    evaluator.run([one], QUESTIONS[1:2])
+    plain = json.loads(json.dumps(one.answers.rows))
+    one.answers.rows[0]["specwave"]["tokens"][0][3] += 1
+    monkeypatch.setattr(target, "dtype", torch.bfloat16)  # only what the contract reads; weights stay
+    verdicts, divergences = evaluator.verdicts(one, plain, QUESTIONS)
+    assert (verdicts[2].exact, verdicts[2].near_ties) == (False, None)
+    assert divergences[0]["noise"] is None
+
+
+# ---------------------------------------------------------------- the answers file
+
+
+def test_going_on_drops_a_torn_line_and_keeps_the_rest(evaluator, tmp_path):
+    one = method(tmp_path, "plain", None)
+    evaluator.run([one], QUESTIONS[:2])
+    path = tmp_path / "plain" / "answers.jsonl"
+    before = path.read_text()
+    path.write_text(before + '{"question_id": "c", "cat')
+    again = method(tmp_path, "plain", None)
+    evaluator.run([again], QUESTIONS)
+    assert path.read_text().startswith(before)
+    assert [row["question_id"] for row in read_answers(path, "x")] == [1, 2, "c"]
+
+
+def test_going_on_under_other_settings_is_refused_by_name(tmp_path, evaluator):
+    one = Method("plain", "plain", None, AnswerFile(tmp_path, {"max_new_tokens": 8, "sampling": {"seed": 0}}))
+    evaluator.run([one], QUESTIONS[1:2])
+    with pytest.raises(UserError, match=r"sampling\.seed \(0, now 1\)") as caught:
+        AnswerFile(tmp_path, {"max_new_tokens": 8, "sampling": {"seed": 1}})
+    assert "max_new_tokens" not in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{}", "lacks question_id"),
+        ('{"question_id": 1, "category": "qa", "choices": 3}', "choices"),
+        ('{"question_id": 1, "category": "qa", "choices": []}', "no choice and no error"),
+        ('{"question_id": 1, "category": "qa", "choices": [{"new_tokens": [1], "wall_time": [-1]}]}', "wall_time"),
+        ('{"question_id": 1, "category": "qa", "choices": [{"new_tokens": [NaN]}]}', "new_tokens"),
+    ],
+)
+def test_bad_answer_lines_are_named(tmp_path, line, words):
+    path = tmp_path / "answers.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(UserError, match=words) as caught:
+        read_answers(path, "report")
+    assert str(caught.value.value) == f"{path}:1"
+
+
+def test_a_question_answered_twice_is_refused(tmp_path):
+    line = '{"question_id": 1, "category": "qa", "choices": [], "specwave": {"error": "x"}}\n'
+    (tmp_path / "answers.jsonl").write_text(line * 2)
+    with pytest.raises(UserError, match="line 1 already"):
+        read_answers(tmp_path / "answers.jsonl", "report")

@@ -1,0 +1,88 @@
+"""Masks, cuts and acceptance against loops over nodes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specwave.decoding.accept import match_tree
+from specwave.decoding.tree import Tree, ancestors, nodes
+
+
+@st.composite
+def trees(draw, most=14):
+    count = draw(st.integers(0, most))
+    parents = [draw(st.integers(-1, i - 1)) for i in range(count)]
+    tokens = [draw(st.integers(0, 2)) for _ in range(count)]
+    return Tree(torch.tensor(tokens, dtype=torch.int64), torch.tensor(parents, dtype=torch.int64))
+
+
+def lineage(parents, node):
+    """The nodes above a node, itself included, by walking up."""
+    path = [node]
+    while path[-1] != 0:
+        path.append(parents[path[-1]])
+    return set(path)
+
+
+@given(trees())
+@settings(deadline=None, max_examples=80)
+def test_a_node_sees_its_ancestors_only(tree):
+    parents = nodes(tree)[1]
+    sees = ancestors(parents[None])[0]
+    for node in range(len(tree) + 1):
+        assert set(sees[node].nonzero()[:, 0].tolist()) == lineage(parents.tolist(), node)
+
+
+@given(trees(), st.integers(0, 6))
+@settings(deadline=None, max_examples=80)
+def test_cut_drops_the_deep_drafts_and_no_parent(tree, levels):
+    cut = tree.cut(levels)
+    cut.check()
+    parents = nodes(tree)[1].tolist()
+    depth = [len(lineage(parents, node)) - 1 for node in range(len(tree) + 1)]
+    kept = [i for i in range(len(tree)) if depth[i + 1] <= levels]
+    assert cut.tokens.tolist() == tree.tokens[kept].tolist()
+    place = {node: i for i, node in enumerate(kept)}
+    assert cut.parents.tolist() == [place.get(int(tree.parents[i]), -1) for i in kept]
+
+
+@given(trees(), st.lists(st.integers(0, 2), min_size=15, max_size=15))
+@settings(deadline=None, max_examples=150)
+def test_matching_walks_as_far_as_some_path_agrees(tree, chosen):
+    """Duplicate siblings are allowed when every node draws the same token after the same prefix, so make it so."""
+    tokens, parents = nodes(tree)
+    above = parents.tolist()
+    sees = ancestors(parents[None])
+    prefix = [tuple(int(tokens[j]) for j in sorted(lineage(above, node)) if j) for node in range(len(tokens))]
+    by_prefix: dict = {}
+    picks = torch.tensor([by_prefix.setdefault(prefix[node], chosen[node]) for node in range(len(tokens))])
+    end, on_path = match_tree(tokens[None], parents[None], sees, picks[None])
+    depth = 0
+    for node in range(len(tokens)):
+        walk = sorted(lineage(above, node))
+        if all(int(tokens[child]) == int(picks[above[child]]) for child in walk if child):
+            depth = max(depth, len(walk) - 1)
+    assert int(on_path.sum()) == depth + 1
+    assert on_path[0].nonzero()[:, 0].tolist() == sorted(lineage(above, int(end)))
+
+
+def test_worked_example():
+    tokens = torch.tensor([[-1, 10, 11, 12]])
+    parents = torch.tensor([[0, 0, 0, 1]])
+    sees = ancestors(parents)
+    assert sees[0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]]
+    end, on_path = match_tree(tokens, parents, sees, torch.tensor([[10, 12, 99, 7]]))
+    assert end.tolist() == [3]
+    assert on_path.tolist() == [[True, True, False, True]]
+    end, _ = match_tree(tokens, parents, sees, torch.tensor([[11, 12, 99, 7]]))
+    assert end.tolist() == [2]
+    end, _ = match_tree(tokens, parents, sees, torch.tensor([[5, 12, 99, 7]]))
+    assert end.tolist() == [0]
+
+
+def test_a_node_before_its_parent_is_refused():
+    with pytest.raises(ValueError, match="after its parent"):
+        Tree(torch.tensor([1, 2]), torch.tensor([1, -1])).check()
+    with pytest.raises(ValueError, match="residuals"):
+        Tree(torch.tensor([1, 2]), torch.tensor([-1, -1]), q=torch.ones(2, 5) / 5).check()

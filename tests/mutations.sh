@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Breaks the code in known ways, one at a time, on a copy of the tree; every break must make a test fail.
+#   bash tests/mutations.sh [NAME …]     without names: all
+set -euo pipefail
+top=$(cd "$(dirname "$0")/.." && pwd)
+python=${PYTHON:-python}
+case $python in */*) python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python") ;; esac
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+survived=0
+wanted=("$@")
+
+# mutate NAME FILE OLD NEW TESTS…: OLD must stand in FILE exactly once.
+mutate() {
+  local name=$1 file=$2 old=$3 new=$4
+  shift 4
+  if [ ${#wanted[@]} -gt 0 ] && [[ " ${wanted[*]} " != *" $name "* ]]; then return; fi
+  rm -rf "$work/tree"
+  mkdir "$work/tree"
+  cp -r "$top/src" "$top/tests" "$top/conf" "$top/pyproject.toml" "$work/tree"
+  OLD=$old NEW=$new "$python" - "$work/tree/$file" <<'PY'
+import os, pathlib, sys
+path = pathlib.Path(sys.argv[1])
+text = path.read_text(encoding="utf-8")
+if text.count(os.environ["OLD"]) != 1:
+    sys.exit(f"{path.name}: the text to mutate stands there {text.count(os.environ['OLD'])} times, not once")
+path.write_text(text.replace(os.environ["OLD"], os.environ["NEW"]), encoding="utf-8")
+PY
+  if (cd "$work/tree" && PYTHONPATH="$work/tree/src" "$python" -m pytest -x -q -p no:cacheprovider "$@" >"$work/log" 2>&1); then
+    echo "SURVIVED  $name"
+    survived=$((survived + 1))
+  elif grep -qE '^(FAILED|ERROR) ' "$work/log" && ! grep -q 'error during collection' "$work/log"; then
+    echo "caught    $name  ($(grep -m1 -oE '^(FAILED|ERROR) [^ ]+' "$work/log"))"
+  else
+    echo "BROKEN    $name: no test failed, but the run did; its last lines:"
+    tail -n 5 "$work/log"
+    survived=$((survived + 1))
+  fi
+}
+
+mutate mask-shift src/specwave/eagle/loss.py \
+  'run = run & ahead(answer_BT, step + 2)' 'run = run & ahead(answer_BT, step + 1)' tests/eagle/test_alignment.py
+mutate mask-start src/specwave/eagle/loss.py \
+  'run, slots = ahead(answer_BT, 1), []' 'run, slots = answer_BT, []' tests/eagle/test_alignment.py
+mutate diagonal-keys src/specwave/eagle/loss.py \
+  'scores += [(q_BKGLd * key[:, :, None]).sum(-1, keepdim=True) for key, _ in own]' \
+  'scores += [(q_BKGLd * key0_BKTd[:, :, None, :1] * 0).sum(-1, keepdim=True) for key, _ in own]' tests/eagle/test_loss.py
+mutate diagonal-values src/specwave/eagle/loss.py \
+  'out = out + weight[..., length + index, None] * value[:, :, None]' 'out = out + 0 * value[:, :, None]' \
+  tests/eagle/test_loss.py
+mutate target-shift src/specwave/eagle/loss.py \
+  'batch.row.gather(1, token_BL)' 'batch.row.gather(1, token_BL - 1)' tests/eagle/test_loss.py
+mutate roll-back src/specwave/target/cache.py \
+  'self.advance([len(path) for path in paths])' 'self.advance([max(path) + 1 for path in paths])' tests/target/test_session.py
+mutate path-move src/specwave/target/cache.py \
+  'if moved:' 'if False:' tests/target/test_session.py
+mutate tree-mask src/specwave/target/cache.py \
+  'return (offset < 0)[:, None] | (inside[:, None] & tree_BTT.gather(2, index))' \
+  'return ((offset < 0) | inside)[:, None].expand(-1, new, -1)' tests/target/test_session.py
+mutate ancestors src/specwave/decoding/tree.py \
+  'while span < count:' 'while span < count // 4:' tests/decoding/test_tree.py
+mutate draft-roll-back src/specwave/eagle/proposer.py \
+  'cache.lengths = before' 'pass' tests/eagle/test_proposer.py
+mutate end-token src/specwave/decoding/loop.py \
+  'committed = _until_stop(committed[: context.remaining], stops)' 'committed = committed[: context.remaining]' \
+  tests/decoding/test_loop.py
+mutate noise-reuse src/specwave/decoding/accept.py \
+  '(RESIDUAL, TARGET)]' '(0, 1)]' tests/decoding/test_distribution.py -k 'alone'
+mutate residual src/specwave/decoding/accept.py \
+  'residual = (p_end - q_end).clamp(min=0)' 'residual = p_end' tests/decoding/test_distribution.py -k 'alone'
+mutate layer-convention src/specwave/target/session.py \
+  'if layer in wants.blocks:' 'if layer + 1 in wants.blocks:' tests/target/test_session.py
+mutate cka-centring src/specwave/layers/cka.py \
+  'result = gram - mean - mean.transpose(-1, -2) + mean.mean(-2, keepdim=True)' 'result = gram' tests/layers/test_cka.py
+mutate cka-centring-unbiased src/specwave/layers/cka.py \
+  'result = (hollow - part - part.transpose(-1, -2) + whole)' 'result = hollow' tests/layers/test_cka.py
+mutate tie-order-positions src/specwave/layers/blocks.py \
+  'order = torch.sort(rest, descending=True, stable=True).indices' \
+  'order = len(rest) - 1 - torch.sort(rest.flip(0), descending=True, stable=True).indices' tests/layers/test_blocks.py
+mutate tie-order-sets src/specwave/layers/search.py \
+  '(-round(group.entropy, 12), group.layers)' '(-round(group.entropy, 12), [-layer for layer in group.layers])' \
+  tests/layers/test_search.py
+mutate tie-order-vocabulary src/specwave/eagle/vocab.py \
+  'order = torch.argsort(counts, descending=True, stable=True)' \
+  'order = len(counts) - 1 - torch.argsort(counts.flip(0), descending=True, stable=True)' tests/eagle/test_vocab.py
+
+if [ "$survived" -gt 0 ]; then
+  echo "$survived mutations were not caught"
+  exit 1
+fi
