@@ -130,9 +130,10 @@ def test_start_from_the_target():
     torch.testing.assert_close(one, other)
     middle, block = drafter.midlayer, target.block_weights(5)
     assert torch.equal(middle.self_attn["k_proj"].weight[:, 12:], block["self_attn.k_proj.weight"])
-    assert torch.equal(middle.input_layernorm.weight, target.block_weights(0)["input_layernorm.weight"])
+    assert torch.equal(middle.hidden_norm.weight, block["input_layernorm.weight"])
+    assert torch.equal(middle.input_layernorm.weight, torch.ones(12))
     assert torch.equal(drafter.lm_head.weight, target.head[drafter.draft_ids])
-    assert torch.equal(drafter.norm.weight, target.final_norm)
+    assert torch.equal(drafter.norm.weight, 0.5 * target.final_norm)
 
 
 @pytest.mark.parametrize("how", ["target", "random"])

@@ -21,8 +21,11 @@ def group_seed(seed: int, layers: Sequence[int]) -> int:
 def initialise(drafter: Eagle3Drafter, target: Any, how: str, seed: int) -> None:
     """First weights, in place.
 
-    `target`: the block is the target's last one, blind to the embedding at first; `fc` is near the identity on the last
-    captured layer (1 % of noise on all of them); `lm_head` is the target's rows. `random`: normal, deviation 0.02.
+    `target`: the block is the target's last one, blind to the embedding at first; `fc` is near the identity on the
+    last captured layer (1 % of noise on all of them); `lm_head` is the target's rows. Two norms are not the target's:
+    the embedding's is 1, because weights that begin at zero learn slowly from small inputs (the target's first norm is
+    0.04 on SmolLM2), and the final one is halved, because the copied block is sure of x_{t+1} and is asked for x_{t+2}.
+    `random`: normal, deviation 0.02.
     """
     config = drafter.config
     generator = torch.Generator().manual_seed(group_seed(seed, config.layers))
@@ -45,7 +48,6 @@ def initialise(drafter: Eagle3Drafter, target: Any, how: str, seed: int) -> None
     for name in ("gate_proj", "up_proj", "down_proj"):
         middle.mlp[name].weight.copy_(block[f"mlp.{name}.weight"])
     middle.hidden_norm.weight.copy_(block["input_layernorm.weight"])
-    middle.input_layernorm.weight.copy_(target.block_weights(0)["input_layernorm.weight"])  # it reads embeddings too
     middle.post_attention_layernorm.weight.copy_(block["post_attention_layernorm.weight"])
-    drafter.norm.weight.copy_(target.final_norm)
+    drafter.norm.weight.copy_(0.5 * target.final_norm)
     drafter.lm_head.weight.copy_(target.head[drafter.draft_ids.to(target.head.device)])

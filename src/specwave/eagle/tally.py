@@ -39,7 +39,7 @@ def check_finite(value: Tensor, what: str, step: int, samples: Sequence[str]) ->
     if not bool(torch.isfinite(value)):
         raise UserError(
             "training",
-            float(value),
+            float(value.detach()),
             f"the {what} is not finite at step {step} in the batch of {', '.join(samples)}; the last checkpoint is as "
             "it was: lower drafter.lr, or look at these samples",
         )
