@@ -65,7 +65,7 @@ mutate end-token src/specwave/decoding/loop.py \
   'committed = _until_stop(committed[: context.remaining], stops)' 'committed = committed[: context.remaining]' \
   tests/decoding/test_loop.py
 mutate noise-reuse src/specwave/decoding/accept.py \
-  '(RESIDUAL, TARGET)]' '(0, 1)]' tests/decoding/test_distribution.py -k 'alone'
+  '(RESIDUAL, TARGET)]' '(1, TARGET)]' tests/decoding/test_distribution.py -k 'alone'
 mutate residual src/specwave/decoding/accept.py \
   'residual = (p_end - q_end).clamp(min=0)' 'residual = p_end' tests/decoding/test_distribution.py -k 'alone'
 mutate layer-convention src/specwave/target/session.py \
