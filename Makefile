@@ -20,7 +20,8 @@ $(READY): requirements.lock pyproject.toml
 # Select layers, train three drafters from one pass, evaluate them: about a quarter of an hour on two cores.
 demo: $(READY)
 	$(RUN) select.py hydra.run.dir=$(DEMO)/select resume=true
-	$(RUN) train.py selection=$(DEMO)/select 'groups=[eagle3,eagle2]' hydra.run.dir=$(DEMO)/train resume=true
+	$(RUN) train.py selection=$(DEMO)/select 'groups=[eagle3,eagle2]' drafter.steps=2 trainer.max_steps=409 \
+		hydra.run.dir=$(DEMO)/train resume=true
 	$(RUN) evaluate.py decoding=eagle3 checkpoint=$(DEMO)/train limit=26 max_new_tokens=48 \
 		hydra.run.dir=$(DEMO)/evaluate resume=true
 

@@ -115,25 +115,45 @@ def small(layers=(1, 4)) -> Eagle3Drafter:
 
 
 def test_start_from_the_target():
-    """At first the drafter is the target's last block on the last captured layer, blind to the embedding."""
+    """The target's last block on the last captured layer, and every slot looks at its own token first."""
     target, drafter = fake_target(), small()
     initialise(drafter, target, "target", seed=0)
     states = [torch.randn(1, 5, 12), torch.randn(1, 5, 12)]
     fused = drafter.fuse(states)
     assert (fused - states[1]).square().mean().sqrt() < 0.03  # 1 % of noise from each of two layers
-
-    def attend(q, k, v):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-
-    positions = torch.arange(5)[None]
-    one, other = (drafter.forward_step(torch.randn(1, 5, 12), fused, attend, positions) for _ in range(2))
-    torch.testing.assert_close(one, other)
     middle, block = drafter.midlayer, target.block_weights(5)
-    assert torch.equal(middle.self_attn["k_proj"].weight[:, 12:], block["self_attn.k_proj.weight"])
+    query, key, value = (middle.self_attn[f"{name}_proj"].weight for name in "qkv")
+    for weight, name, share in ((query, "q", 0.3), (key, "k", 0.3), (value, "v", 1.0)):
+        torch.testing.assert_close(weight[:, 12:], share * block[f"self_attn.{name}_proj.weight"])
+    # Heads 0 and 1 read the keys of key head 0, heads 2 and 3 those of key head 1.
+    for head in range(4):
+        own = slice(head // 2 * 6, head // 2 * 6 + 6)
+        assert torch.equal(query[head * 6 : head * 6 + 6, :12], key[own, :12])
     assert torch.equal(middle.hidden_norm.weight, block["input_layernorm.weight"])
     assert torch.equal(middle.input_layernorm.weight, torch.ones(12))
     assert torch.equal(drafter.lm_head.weight, target.head[drafter.draft_ids])
     assert torch.equal(drafter.norm.weight, 0.5 * target.final_norm)
+
+
+def test_every_slot_starts_out_looking_at_itself(tiny):
+    """On a real (random) target: the mean weight of a slot's own key, at step 0, is far above an even share."""
+    d2t, t2d = build_vocab_map(torch.ones(512), 100)
+    drafter = Eagle3Drafter(DrafterConfig.of_target(tiny.arch, (2, 4, 5), 100), d2t, t2d)
+    initialise(drafter, tiny, "target", seed=0)
+    ids = torch.randint(0, 512, (1, 41))
+    states = tiny.states(ids[:, :-1], (2, 4, 5))
+    seen = []
+
+    def attend(q, k, v):
+        score = q @ k.repeat_interleave(2, 1).transpose(-1, -2) / q.shape[-1] ** 0.5
+        score = score.masked_fill(~torch.ones(40, 40, dtype=torch.bool).tril(), -torch.inf).softmax(-1)
+        seen.append(score.diagonal(dim1=-2, dim2=-1)[..., 20:].mean())
+        return score @ v.repeat_interleave(2, 1)
+
+    with torch.no_grad():
+        hidden = drafter.fuse([states[layer] for layer in (2, 4, 5)])
+        drafter.forward_step(tiny.embed(ids[:, 1:]), hidden, attend, torch.arange(40)[None])
+    assert float(seen[0]) > 0.5
 
 
 @pytest.mark.parametrize("how", ["target", "random"])

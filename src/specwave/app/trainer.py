@@ -30,9 +30,9 @@ class TrainerConfig:
     accelerator: str = "cpu"
     devices: int = 1
     precision: str = "auto"
-    max_steps: int = 160
-    save_every: int = 40
-    validate_every: int = 40
+    max_steps: int = 300
+    save_every: int = 100
+    validate_every: int = 100
     log_every: int = 10
 
     def __post_init__(self) -> None:

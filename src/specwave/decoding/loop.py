@@ -158,22 +158,24 @@ def _verify(
 ) -> list[Verdict]:
     """One forward over root and drafts of every row; commits what stands. Rows of the batch without a context idle."""
     device, size = session.target.device, 1 + max(len(tree) for tree in trees)
-    tokens = torch.full((session.batch, size), -1, dtype=torch.int64)
-    parents = torch.zeros(session.batch, size, dtype=torch.int64)
-    starts, sequences = torch.tensor(session.lengths), torch.zeros(session.batch, dtype=torch.int64)
-    for context, tree in zip(contexts, trees, strict=True):
-        tree.check()
-        own, above = nodes(tree)
-        tokens[context.slot, : len(own)], parents[context.slot, : len(own)] = own, above
-        tokens[context.slot, 0] = context.tokens[-1]
-        sequences[context.slot] = context.sequence
-    tokens, parents, starts, sequences = (x.to(device) for x in (tokens, parents, starts, sequences))
+    roots, keys = [0] * session.batch, [0] * session.batch
+    for context in contexts:
+        roots[context.slot], keys[context.slot] = context.tokens[-1], context.sequence
+    starts, sequences = torch.tensor(session.lengths, device=device), torch.tensor(keys, device=device)
     if size == 1:
-        output = session.forward(tokens.clamp(min=0), wants=wants)
+        output = session.forward(torch.tensor(roots, device=device)[:, None], wants=wants)
         assert output.logits is not None
         chosen = choose(output.logits, sampling, sequences[:, None], starts[:, None] + 1)
         paths, finals = [[0]] * session.batch, chosen[:, 0].tolist()
     else:
+        tokens = torch.full((session.batch, size), -1, dtype=torch.int64, device=device)
+        parents = torch.zeros_like(tokens)
+        for context, tree in zip(contexts, trees, strict=True):
+            if len(tree):
+                tree.check()
+                own, above = nodes(tree)
+                tokens[context.slot, : len(own)], parents[context.slot, : len(own)] = own, above
+        tokens[:, 0] = torch.tensor(roots, device=device)
         sees = ancestors(parents)
         positions = starts[:, None] + sees.sum(-1) - 1
         output = _forward(session, tokens.clamp(min=0), positions, sees, contexts, trees, wants)
@@ -182,7 +184,7 @@ def _verify(
     kept: list[list[int]] = [[] for _ in range(session.batch)]
     for context, tree in zip(contexts, trees, strict=True):
         path = paths[context.slot]
-        drafted = tree.tokens.tolist()
+        drafted = tree.tokens.tolist() if len(path) > 1 else []
         committed = [drafted[node - 1] for node in path[1:]] + [finals[context.slot]]
         committed = _until_stop(committed[: context.remaining], stops)
         path = path[: len(committed)]

@@ -14,7 +14,7 @@ EXPORTS = ("bfloat16", "float32")
 @dataclass
 class Eagle3:
     draft_vocab_size: int = 4096
-    steps: int = 4
+    steps: int = 3
     decay: float = 0.8
     init: str = "target"
     lr: float = 1.5e-3

@@ -86,7 +86,7 @@ class BuiltinData:
 
     max_new_tokens: int = 128
     max_length: int = 512
-    batch_size: int = 4
+    batch_size: int = 2
     validation: int = 24
     limit: int | None = None
     answer_batch_size: int = 64
