@@ -5,6 +5,7 @@ Imports nothing else of specwave, so every room may use it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -118,17 +119,41 @@ def drop_torn_line(path: Path) -> None:
             stream.truncate(content.rfind(b"\n") + 1)
 
 
+@contextlib.contextmanager
+def reading(
+    key: str, path: Path | str, remedy: str = "make it again, or name another", also: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Around code that takes a file apart: content of another shape than expected is the user's mistake, named by file.
+
+    Never around anything but reading: it would take a bug for a damaged file. `also`: errors of the file's own reader.
+    """
+    shapeless: tuple[type[Exception], ...] = (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        *also,
+    )
+    try:
+        yield
+    except shapeless as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no detail'}"
+        raise UserError(key, path, f"the file is damaged or of another kind ({reason[:200]}); {remedy}") from None
+
+
 def read_json(path: Path | str, key: str) -> dict[str, Any]:
     """A JSON object; `key` is the config key that named the file."""
     path = Path(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(key, path, "there is no such file") from None
+        raise UserError(key, path, "there is no such file: check the path") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(key, path, f"the file cannot be read ({error})") from None
     except json.JSONDecodeError as error:
-        raise UserError(key, path, f"line {error.lineno} is not JSON ({error.msg})") from None
+        raise UserError(key, path, f"line {error.lineno} is not JSON ({error.msg}): make the file again") from None
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, thousands of brackets
         raise UserError(key, path, f"the file is not JSON ({error})") from None
     if not isinstance(content, dict):
@@ -142,7 +167,7 @@ def read_jsonl(path: Path | str, key: str) -> Iterator[tuple[int, dict[str, Any]
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(key, path, "there is no such file") from None
+        raise UserError(key, path, "there is no such file: check the path") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(key, path, f"the file cannot be read ({error})") from None
     for number, line in enumerate(text.split("\n"), start=1):
@@ -151,7 +176,9 @@ def read_jsonl(path: Path | str, key: str) -> Iterator[tuple[int, dict[str, Any]
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise UserError(key, f"{path}:{number}", f"this line is not JSON ({error.msg})") from None
+            raise UserError(
+                key, f"{path}:{number}", f"this line is not JSON ({error.msg}): mend or remove it"
+            ) from None
         except (ValueError, RecursionError) as error:  # numbers of thousands of digits, thousands of brackets
             raise UserError(key, f"{path}:{number}", f"this line is not JSON ({error})") from None
         if not isinstance(row, dict):
@@ -159,7 +186,7 @@ def read_jsonl(path: Path | str, key: str) -> Iterator[tuple[int, dict[str, Any]
         seen = True
         yield number, row
     if not seen:
-        raise UserError(key, path, "the file is empty")
+        raise UserError(key, path, "the file is empty: name one with a JSON object on each line")
 
 
 # ---------------------------------------------------------------- layers and selections
@@ -216,9 +243,14 @@ class Selection:
             raise UserError(
                 key, path, f"its layer_convention is {content['layer_convention']!r}, {LAYER_CONVENTION!r} is read"
             )
+        if content.get("schema") != SCHEMA:
+            raise UserError(key, path, f"its schema is {content.get('schema')!r}, {SCHEMA} is read: select again")
         known: dict[str, Any] = {entry.name: content.get(entry.name) for entry in fields(cls)}
         chosen = cls(**known)
-        check_layers(chosen.layers, chosen.num_layers, f"{key}:{path}")
+        with reading(key, path, "select again"):
+            chosen.layers = list(check_layers(chosen.layers, chosen.num_layers, f"{key}:{path}"))
+            for entry in chosen.beam:
+                check_layers(entry["layers"], chosen.num_layers, f"{key}:{path}")
         return chosen
 
     def groups(self, top: int) -> list[tuple[int, ...]]:

@@ -205,6 +205,7 @@ def test_equal_layers_of_two_training_runs_get_labels_of_their_own(tmp_path, mod
         ({"categories": ["cooking"]}, "categories=cooking"),
         ({"limit": 0}, "limit=0"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"max_new_tokens": 2048}, "below the 2048 positions"),
         ({"report": []}, "report"),
         ({"report": ["nowhere"]}, "report=nowhere"),
         ({"baseline": "nowhere"}, "baseline=nowhere"),
@@ -227,6 +228,25 @@ def test_a_folder_without_drafters_or_results_is_refused(tmp_path, model):
 def test_a_drafter_named_twice_is_refused(tmp_path, model, trained):
     with pytest.raises(UserError, match="twice"):
         evaluate(tmp_path, model, decoding=Guessing(), checkpoint=[str(trained), str(trained / "drafters" / "L7")])
+
+
+def test_going_on_with_another_drafter_in_the_same_folder_is_refused(tmp_path, model):
+    """A folder that was trained anew is another drafter, whatever its name."""
+    made = drafter(tmp_path / "d", [7])
+    (made / "model.safetensors").write_bytes(b"one")
+    evaluate(tmp_path / "run", model, decoding=Guessing(), checkpoint=str(made), limit=2)
+    (made / "model.safetensors").write_bytes(b"two")
+    with pytest.raises(UserError, match="checkpoint_sha256"):
+        evaluate(tmp_path / "run", model, decoding=Guessing(), checkpoint=str(made), limit=2)
+
+
+@pytest.mark.parametrize("changes", [{"overall": "x"}, {"overall": {}}, {"settings": [1]}, {"categories": 3}])
+def test_a_damaged_results_file_is_named(tmp_path, model, bare, changes):
+    content = read(bare)
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "results.json").write_text(json.dumps(content | changes))
+    with pytest.raises(UserError, match=r"results\.json: the file is damaged"):
+        evaluate(tmp_path / "new", model, report=[str(tmp_path / "old")])
 
 
 # ---------------------------------------------------------------- baselines of earlier runs

@@ -199,6 +199,9 @@ def test_below_float32_near_ties_are_not_counted(evaluator, target, tmp_path, mo
 
 # ---------------------------------------------------------------- the answers file
 
+CHOICE = {"index": 0, "turns": ["a"], "new_tokens": [1], "wall_time": [0.1], "accept_lengths": [1]}
+GOOD = {"question_id": 1, "category": "qa", "choices": [CHOICE], "specwave": {"tokens": [[1]]}}
+
 
 def test_going_on_drops_a_torn_line_and_keeps_the_rest(evaluator, tmp_path):
     one = method(tmp_path, "plain", None)
@@ -228,6 +231,10 @@ def test_going_on_under_other_settings_is_refused_by_name(tmp_path, evaluator):
         ('{"question_id": 1, "category": "qa", "choices": []}', "no choice and no error"),
         ('{"question_id": 1, "category": "qa", "choices": [{"new_tokens": [1], "wall_time": [-1]}]}', "wall_time"),
         ('{"question_id": 1, "category": "qa", "choices": [{"new_tokens": [NaN]}]}', "new_tokens"),
+        (json.dumps(GOOD | {"specwave": {}}), "specwave.tokens"),
+        (json.dumps(GOOD | {"specwave": {"tokens": "x"}}), "specwave.tokens"),
+        (json.dumps(GOOD | {"specwave": {"tokens": [[1]], "peak_memory_bytes": "x"}}), "peak_memory"),
+        (json.dumps(GOOD | {"category": ["x"]}), "category"),
     ],
 )
 def test_bad_answer_lines_are_named(tmp_path, line, words):

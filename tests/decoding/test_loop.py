@@ -110,6 +110,27 @@ def test_observed_states_cover_exactly_the_committed_context(tiny):
             torch.testing.assert_close(seen, tiny.states(whole, [layer])[layer][0, :-1], atol=1e-3, rtol=1e-3)
 
 
+def test_an_idle_row_at_the_end_of_the_context_stops_nobody(tiny):
+    """A finished row stays in the batch until half of it idles; its pads must not ask for positions beyond the last."""
+    prompts = [[7] * (2048 - 20), PROMPTS[0] * 4, PROMPTS[2] * 4]
+    plain = generate(tiny, None, prompts, max_new_tokens=20, eos_ids=()).tokens
+    drafts = [plain[0], *([(token + 1) % 512 for token in row] for row in plain[1:])]
+    assert generate(tiny, Oracle(drafts, 4, 512), prompts, max_new_tokens=20, eos_ids=()).tokens == plain
+
+
+def test_a_tiny_temperature_is_greedy(tiny):
+    greedy = generate(tiny, None, PROMPTS[0], max_new_tokens=12)
+    for temperature in (1e-6, 1e-40):
+        cold = generate(tiny, None, PROMPTS[0], max_new_tokens=12, sampling=Sampling(temperature))
+        assert cold.tokens == greedy.tokens
+
+
+def test_a_tree_beyond_the_room_is_named(tiny):
+    plain = generate(tiny, None, PROMPTS[0], max_new_tokens=90, eos_ids=()).tokens
+    with pytest.raises(ValueError, match="at most 64"):
+        generate(tiny, Oracle([plain], 65, 512), PROMPTS[0], max_new_tokens=90, eos_ids=())
+
+
 def test_tokens_stream_as_they_are_committed(tiny):
     got = {}
     result = generate(
@@ -134,6 +155,9 @@ def test_no_end_token_works(five):
         ([[1], []], 5, "at least one token"),
         ([1], 0, "at least 1"),
         ([1] * 2040, 9, "fit"),
+        ([512], 5, "0 to 511"),
+        ([-1], 5, "0 to 511"),
+        ([0.5], 5, "0 to 511"),
     ],
 )
 def test_what_cannot_be_decoded_is_a_user_error(prompt, limit, named, tiny):

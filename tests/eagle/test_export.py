@@ -131,6 +131,19 @@ def test_no_card(tmp_path):
         ("config.json", {"head_dim": None}, "lacks 'head_dim'"),
         ("config.json", {"head_dim": 8}, "config.json asks for"),
         ("config.json", {"vocab_size": 40}, "t2d has 23 entries"),
+        ("config.json", {"norm_before_residual": True}, "norm_before_residual=True"),
+        ("config.json", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ("config.json", {"max_position_embeddings": "x"}, "checkpoint="),
+        ("config.json", {"max_position_embeddings": -1}, "max_position_embeddings=-1"),
+        ("config.json", {"hidden_size": "abc"}, "checkpoint="),
+        ("config.json", {"rope_parameters": None}, "checkpoint="),
+        ("config.json", {"eagle_config": [1]}, "checkpoint="),
+        ("card.json", {"layers": 5}, "checkpoint="),
+        ("card.json", {"target": None}, "checkpoint="),
+        ("card.json", {"target": {"name": "t", "num_layers": 6}}, "checkpoint="),
+        ("card.json", {"training": [1]}, "checkpoint="),
+        ("card.json", {"padding_layer": "x"}, "checkpoint="),
+        ("card.json", {"schema": 2}, "schema"),
     ],
 )
 def test_incomplete_or_contradictory(make_case, tmp_path, file, changes, message):
@@ -147,6 +160,15 @@ def test_damaged_tensors(make_case, tmp_path):
     tensors["d2t"][0] += 30
     save_file(tensors, path)
     with pytest.raises(UserError, match="points outside the target's 23 tokens"):
+        read_drafter(tmp_path)
+    tensors["d2t"][0] -= 30
+    good = tensors["fc.weight"]
+    for bad, words in ((good * float("nan"), "NaN"), (good.long(), "int64")):
+        save_file(tensors | {"fc.weight": bad}, path)
+        with pytest.raises(UserError, match=words):
+            read_drafter(tmp_path)
+    save_file(tensors | {"fc_norm.0.weight": good[:, 0].contiguous()}, path)
+    with pytest.raises(UserError, match=r"holds fc_norm\.0\.weight"):
         read_drafter(tmp_path)
     del tensors["lm_head.weight"]
     save_file(tensors, path)

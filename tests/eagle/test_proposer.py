@@ -119,7 +119,8 @@ def test_a_folder_becomes_a_proposer(tiny, families, tmp_path):
 
 
 def test_bad_settings_are_user_errors(tiny):
-    with pytest.raises(UserError, match="at least 1"):
-        Eagle3Decoding(levels=0)
+    for levels in (0, 65):
+        with pytest.raises(UserError, match="must be 1 to 64"):
+            Eagle3Decoding(levels=levels)
     with pytest.raises(UserError, match="needs a drafter"):
         Eagle3Decoding().build(tiny)

@@ -177,6 +177,36 @@ def test_killed_at_five_random_steps_and_resumed(family_folders, tmp_path, seed)
     assert steps[0] == [2, 4, 6, 8, 10, 12, 14, 16]
     assert len(steps[1]) == len(set(steps[1]))  # no step twice
     assert not list((tmp_path / "killed").rglob("*.part"))
+    timed = ("tokens_per_second",)
+    figures = [
+        [{key: value for key, value in row.items() if key not in timed} for row in rows_of(tmp_path / folder)]
+        for folder in ("whole", "killed")
+    ]
+    assert figures[0] == figures[1]
+
+
+def test_an_interruption_stays_one(family_folders, tmp_path, monkeypatch):
+    """Lightning turns Ctrl-C into exit code 1, and a sweep would go on to its next job."""
+
+    def interrupted(self, batch, batch_idx):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(GroupTraining, "training_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        main(a_config(family_folders), run_in(tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"", b"torn", "cut", {"global_step": 3}])
+def test_a_damaged_checkpoint_is_named(joint, family_folders, tmp_path, content):
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    last.parent.mkdir()
+    if isinstance(content, dict):
+        torch.save(content, last)
+    else:
+        whole = (joint.folder / "checkpoints" / "last.ckpt").read_bytes()
+        last.write_bytes(whole[: len(whole) // 2] if content == "cut" else content)
+    with pytest.raises(UserError, match=r"resume=.*last\.ckpt: the file is damaged"):
+        main(a_config(family_folders), run_in(tmp_path, resume=True))
 
 
 def test_a_finished_run_resumes_to_itself(joint, family_folders):

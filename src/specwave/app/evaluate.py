@@ -63,9 +63,18 @@ def main(config: EvaluateConfig, run: Run) -> None:
     from specwave.benchmark.evaluator import Evaluator  # after the checks above, which need no target
 
     target = config.model.load()
+    if config.max_new_tokens >= target.max_length:
+        rule = f"must be below the {target.max_length} positions of {target.name}, which hold the prompt too"
+        raise UserError("max_new_tokens", config.max_new_tokens, rule)
     shared = shared_settings(target, config.benchmark, questions, config.max_new_tokens, config.sampling)
     earlier = None if config.baseline == "auto" else earlier_baseline(config.baseline, shared, run.folder)
     methods = build_methods(config, target, decoding, drafters, shared, run.folder, measure_plain=earlier is None)
+    asked = {str(question.id) for question in questions}
+    for method in methods:
+        for row in method.answers.rows:
+            if str(row["question_id"]) not in asked:
+                remedy = "it holds answers to questions that this run does not ask: choose another folder"
+                raise UserError("resume", method.answers.folder / "answers.jsonl", remedy)
     names = ", ".join(method.label for method in methods)
     run.say(f"{target.name}: {names} on {len(questions)} questions, up to {config.max_new_tokens} tokens a turn")
     unknown = sorted({question.category for question in questions} - set(CATEGORIES))

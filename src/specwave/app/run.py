@@ -87,7 +87,7 @@ def read_run(folder: Path, key: str) -> dict[str, Any] | None:
         record = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         record = None
-    if not isinstance(record, dict):
+    if not isinstance(record, dict) or not {"app", "status", "config"} <= record.keys():
         raise UserError(key, folder, f"its {RUN_FILE} cannot be read: choose another folder")
     empty = [entry.name for entry in folder.iterdir()] == [RUN_FILE]
     if record.get("status") == "failed" and (record.get("config") is None or empty):

@@ -56,7 +56,10 @@ def wanted_groups(config: TrainConfig, chosen: Selection | None, num_layers: int
 
     found: dict[tuple[int, ...], str | None] = {}
     if chosen is not None:
-        for layers in chosen.groups(config.top):
+        best = chosen.groups(config.top)
+        if len(best) < config.top:
+            raise UserError("top", config.top, f"the selection holds {len(best)} groups: ask for at most that many")
+        for layers in best:
             found[check_layers(layers, num_layers, "selection")] = chosen.selector
     groups = config.groups if config.groups is not None else [] if chosen is not None else ["eagle3"]
     for place, entry in enumerate(groups):
@@ -124,7 +127,7 @@ def main(config: TrainConfig, run: Run) -> None:
 
     import torch
 
-    from specwave.app.trainer import Keeper, Progress, open_logger, read_metrics, sweep_up
+    from specwave.app.trainer import Keeper, Progress, fit, last_step, open_logger, read_metrics, sweep_up
     from specwave.eagle.datamodule import DrafterData
     from specwave.eagle.figures import training_figure
     from specwave.eagle.module import GroupTraining
@@ -163,12 +166,12 @@ def main(config: TrainConfig, run: Run) -> None:
 
     sweep_up(run.folder)
     going_on = run.resume and last.is_file()
-    step = torch.load(last, weights_only=True, mmap=True)["global_step"] if going_on else 0
+    step = last_step(last) if going_on else 0
     logger = open_logger(config.logger, run.folder, step)
-    callbacks = [Keeper(last, config.trainer.save_every, export), Progress(describe)]
+    callbacks = [Keeper(last, config.trainer.save_every, module.finish_step, export), Progress(describe)]
     trainer = config.trainer.build(target.dtype, logger, callbacks)
     loaders = DrafterData(data, config.data.batch_size, config.seed)
-    trainer.fit(module, datamodule=loaders, ckpt_path=str(last) if going_on else None, weights_only=True)
+    fit(trainer, module, datamodule=loaders, ckpt_path=str(last) if going_on else None, weights_only=True)
     if module.validated.get("step") != trainer.global_step:
         trainer.validate(module, datamodule=loaders, verbose=False)
     logger.finalize("success")

@@ -6,6 +6,7 @@ Knows nothing about drafters.
 from __future__ import annotations
 
 import csv
+import pickle
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 from tqdm import tqdm
 
-from specwave.artifacts import UserError, drop_torn_line, write_torch
+from specwave.artifacts import UserError, drop_torn_line, reading, write_torch
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "16-mixed")
@@ -91,12 +92,16 @@ class AtomicCheckpoints(TorchCheckpointIO):
 
 
 class Keeper(pl.Callback):
-    """Writes `last.ckpt` every n steps and after the last one, then calls `saved(step)`."""
+    """Calls `stepped()` after every step; every n steps and after the last one writes `last.ckpt` and calls `saved()`.
 
-    def __init__(self, path: Path, every: int, saved: Callable[[], None]):
-        self.path, self.every, self.saved = path, every, saved
+    Callbacks come before the module's own hooks: what belongs to a step and into its checkpoint goes into `stepped`.
+    """
+
+    def __init__(self, path: Path, every: int, stepped: Callable[[], None], saved: Callable[[], None]):
+        self.path, self.every, self.stepped, self.saved = path, every, stepped, saved
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.stepped()
         if trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps:
             trainer.save_checkpoint(self.path, weights_only=False)
             self.saved()
@@ -120,9 +125,31 @@ class Progress(pl.Callback):
             self.bar.close()
 
 
+def last_step(path: Path) -> int:
+    """The step of a checkpoint; refuses one that is not whole."""
+    also = (RuntimeError, pickle.UnpicklingError)
+    with reading("resume", path, "remove it to begin anew, or choose another folder", also=also):
+        content = torch.load(path, weights_only=True, mmap=True)
+        missing = {"state_dict", "optimizer_states", "lr_schedulers", "loops", "specwave"} - content.keys()
+        if missing:
+            raise ValueError(f"no checkpoint of a training run: it lacks {', '.join(sorted(missing))}")
+        return int(content["global_step"])
+
+
+def fit(trainer: pl.Trainer, *arguments: Any, **options: Any) -> None:
+    """`trainer.fit`, but an interruption stays one: Lightning makes it exit code 1, and a sweep would go on."""
+    try:
+        trainer.fit(*arguments, **options)
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        raise
+
+
 def open_logger(make: Callable[..., Any], folder: Path, step: int) -> Any:
     """The logger in the run's folder; of an earlier attempt's metrics.csv the rows up to `step` are kept."""
-    rows = [row for row in _rows(folder) if int(row["step"]) <= step]
+    with reading("resume", folder / "metrics.csv", "remove the file, or choose another folder"):
+        rows = [row for row in _rows(folder) if int(row["step"]) <= step]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the folder is not empty: it is the run's
         logger = make(save_dir=str(folder))

@@ -154,6 +154,23 @@ def _problem(row: dict[str, Any]) -> str | None:
             values = choice.get(name) if isinstance(choice, dict) else None
             if not isinstance(values, list) or not all(map(_is_count, values)):
                 return f"{name} must be a list of numbers that are not negative"
+    return None if failed(row) else _own_problem(row)
+
+
+def _own_problem(row: dict[str, Any]) -> str | None:
+    """What specwave needs of a finished row beside Spec-Bench's fields, to compare outputs token by token."""
+    own, texts = row.get("specwave", {}), row["choices"][0].get("turns")
+    peak, tokens = own.get("peak_memory_bytes"), own.get("tokens")
+    if (
+        not isinstance(row["category"], str)
+        or not isinstance(texts, list)
+        or not all(isinstance(t, str) for t in texts)
+    ):
+        return "category must be a text and turns a list of texts"
+    if not isinstance(tokens, list) or len(tokens) != len(texts) or not all(isinstance(turn, list) for turn in tokens):
+        return "specwave.tokens must hold a list of token ids for every turn"
+    if peak is not None and not _is_count(peak):
+        return "specwave.peak_memory_bytes must be a number"
     return None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specwave.artifacts import UserError, group_name, read_json
+from specwave.artifacts import UserError, group_name, read_json, reading
 from specwave.layers.selectors import RULES
 
 
@@ -38,10 +38,11 @@ def find_drafters(checkpoint: str | Sequence[str] | None) -> list[DrafterFolder]
     found: list[DrafterFolder] = []
     for path in paths:
         card = read_json(path / "card.json", "checkpoint") if (path / "card.json").is_file() else {}
-        layers = [layer for layer in card.get("layers") or [] if isinstance(layer, int)]
+        with reading("checkpoint", path / "card.json", "export the drafter again"):
+            layers, rule = [layer for layer in card.get("layers") or [] if isinstance(layer, int)], rule_of(card)
         label = group_name(layers) if layers else path.name
         same = sum(other.label == label or other.label.startswith(f"{label}_") for other in found)
-        found.append(DrafterFolder(path, f"{label}_{same + 1}" if same else label, layers, rule_of(card)))
+        found.append(DrafterFolder(path, f"{label}_{same + 1}" if same else label, layers, rule))
     return found
 
 

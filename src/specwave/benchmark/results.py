@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specwave.artifacts import SCHEMA, UserError, read_json, write_json
+from specwave.artifacts import SCHEMA, UserError, read_json, reading, write_json
 from specwave.benchmark.metrics import DEFINITIONS, Verdict, block, blocks, failed
 
 
@@ -99,7 +99,27 @@ def load_results(path: Path, key: str) -> Result:
         raise UserError(key, path / "results.json", f"not a results file: it lacks {', '.join(lacking)}")
     if content.get("schema") != SCHEMA:
         raise UserError(key, path / "results.json", f"its schema is {content.get('schema')!r}, {SCHEMA} is read")
+    with reading(key, path / "results.json", "evaluate again"):
+        _check_blocks(content)
     return Result(path, content)
+
+
+_FIGURES = ("tau", "tokens", "rounds", "tokens_per_second", "speedup", "exact_match_rate", "near_ties")
+
+
+def _check_blocks(content: dict[str, Any]) -> None:
+    """Tables and pages read these figures: numbers or null everywhere."""
+    for part in (
+        content["overall"],
+        content["baseline"],
+        *content["subtasks"].values(),
+        *content["categories"].values(),
+    ):
+        for name in _FIGURES:
+            if part[name] is not None and not isinstance(part[name], int | float):
+                raise ValueError(f"{name} is {part[name]!r}")
+    if not isinstance(content.get("settings", {}), dict):
+        raise ValueError("settings is no object")
 
 
 def load_run(folder: Path | str, key: str = "report") -> list[Result]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shutil
 from collections.abc import Sequence
@@ -44,10 +45,15 @@ def shared_settings(
 
 
 def method_settings(shared: dict[str, Any], decoding: Any, checkpoint: Path | None) -> dict[str, Any]:
-    """A method's settings: the shared ones, its own keys (none for plain decoding), its drafter's folder."""
+    """A method's settings: the shared ones, its own keys (none for plain decoding), its drafter's folder and a hash of
+    its weights: a folder may be trained anew under the same name."""
     keys = asdict(decoding) if is_dataclass(decoding) and not isinstance(decoding, type) else {}
-    checkpoint_text = str(checkpoint) if checkpoint is not None else None
-    return {**shared, "decoding": {"name": decoding.label, **keys}, "checkpoint": checkpoint_text}
+    drafter: dict[str, Any] = {"checkpoint": None, "checkpoint_sha256": None}
+    if checkpoint is not None:
+        weights = checkpoint / "model.safetensors"
+        digest = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else None
+        drafter = {"checkpoint": str(checkpoint), "checkpoint_sha256": digest}
+    return {**shared, "decoding": {"name": decoding.label, **keys}, **drafter}
 
 
 def device_name(device: torch.device) -> str:

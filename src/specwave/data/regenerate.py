@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
-from specwave.artifacts import append_lines, cache_dir, drop_torn_line, read_jsonl
+from specwave.artifacts import UserError, append_lines, cache_dir, drop_torn_line, read_jsonl, reading
 from specwave.data.conversations import Sample
 from specwave.decoding import Sampling, generate
 from specwave.target import Target
@@ -31,9 +32,18 @@ def answered(
 ) -> list[Sample]:
     """The prompts (id, category, token ids) with the target's answers, in the order given.
 
-    Prompts that leave no room for `max_new_tokens` in the target's context are passed over.
+    Prompts that leave no room for `max_new_tokens` in the target's context are passed over, with a warning.
+
+    Raises:
+        UserError: no prompt leaves room.
     """
     fitting = [prompt for prompt in prompts if len(prompt[2]) + max_new_tokens <= target.max_length]
+    if len(fitting) < len(prompts):
+        rule = f"{len(prompts) - len(fitting)} of {len(prompts)} prompts leave no room for so many tokens in the "
+        rule += f"{target.max_length} positions of {target.name}"
+        if not fitting:
+            raise UserError("max_new_tokens", max_new_tokens, f"{rule}: lower it")
+        warnings.warn(f"max_new_tokens={max_new_tokens}: {rule} and are passed over", stacklevel=2)
     batches = _batches(fitting, batch_size)
     path = answers_path(target, fitting, max_new_tokens, batch_size, temperature, seed)
     done = _read(path)
@@ -90,4 +100,5 @@ def _read(path: Path) -> dict[str, list[int]]:
     drop_torn_line(path)
     if path.stat().st_size == 0:
         return {}
-    return {row["id"]: row["tokens"] for _, row in read_jsonl(path, "cache")}
+    with reading("cache", path, "delete it: the answers are made again"):
+        return {str(row["id"]): [int(token) for token in row["tokens"]] for _, row in read_jsonl(path, "cache")}

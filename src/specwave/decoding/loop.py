@@ -90,6 +90,11 @@ def generate(
         raise UserError("max_new_tokens", max_new_tokens, rule)
     clock, start = _Clock(target.device), time.perf_counter()
     result = Generation([[] for _ in prompts], [[] for _ in prompts])
+    for prompt in prompts:
+        if not all(isinstance(token, int) and 0 <= token < target.vocab_size for token in prompt):
+            raise UserError("input_ids", prompt[:8], f"token ids are whole numbers 0 to {target.vocab_size - 1}")
+    if sequence_ids is not None and len(sequence_ids) != len(prompts):
+        raise ValueError(f"{len(prompts)} prompts need as many sequence_ids, got {len(sequence_ids)}")
     session = target.session(len(prompts), longest + max_new_tokens + ROOM)
     keys = list(sequence_ids) if sequence_ids is not None else list(range(len(prompts)))
     live = [
@@ -162,6 +167,8 @@ def _verify(
     for context in contexts:
         roots[context.slot], keys[context.slot] = context.tokens[-1], context.sequence
     starts, sequences = torch.tensor(session.lengths, device=device), torch.tensor(keys, device=device)
+    if size > 1 + ROOM:
+        raise ValueError(f"a tree of {size - 1} drafts: one round verifies at most {ROOM}")
     if size == 1:
         output = session.forward(torch.tensor(roots, device=device)[:, None], wants=wants)
         assert output.logits is not None
@@ -178,6 +185,7 @@ def _verify(
         tokens[:, 0] = torch.tensor(roots, device=device)
         sees = ancestors(parents)
         positions = starts[:, None] + sees.sum(-1) - 1
+        positions = positions.clamp(max=session.target.max_length - 1)  # pads of a row at the end of the context
         output = _forward(session, tokens.clamp(min=0), positions, sees, contexts, trees, wants)
         paths, finals = _accept(tokens, parents, sees, positions + 1, output, trees, contexts, sampling, sequences)
     verdicts: list[Verdict] = []

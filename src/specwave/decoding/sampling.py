@@ -68,7 +68,9 @@ def keyed_gumbel(seed: int, sequences: Tensor, purpose: int, positions: Tensor, 
 
 def scores(logits: Tensor, sampling: Sampling) -> Tensor:
     """Logits [..., V] after every processor: softmax of the result is the target's distribution."""
-    return logits if sampling.greedy else logits / sampling.temperature
+    if sampling.greedy:
+        return logits
+    return (logits - logits.amax(-1, keepdim=True)) / sampling.temperature  # at most 0: a tiny temperature overflows
 
 
 def choose(logits: Tensor, sampling: Sampling, sequences: Tensor, positions: Tensor, purpose: int = TARGET) -> Tensor:

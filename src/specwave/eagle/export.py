@@ -16,7 +16,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from specwave.artifacts import LAYER_CONVENTION, SCHEMA, UserError, check_layers, read_json, write_json, write_tensors
+from specwave.artifacts import (
+    LAYER_CONVENTION,
+    SCHEMA,
+    UserError,
+    check_layers,
+    read_json,
+    reading,
+    write_json,
+    write_tensors,
+)
 from specwave.eagle.drafter import DrafterConfig, Eagle3Drafter
 from specwave.eagle.engines import engine_config, padding_layer, served_by
 from specwave.eagle.vocab import check_vocab_map
@@ -81,6 +90,11 @@ def write_drafter(
 def read_drafter(path: Path | str) -> tuple[DrafterConfig, dict[str, Tensor], dict[str, Any]]:
     """(sizes, tensors, card) of a drafter folder, without the padding; refuses what is incomplete or contradictory."""
     folder = Path(path)
+    with reading(KEY, folder, "export the drafter again"):
+        return _read_drafter(folder)
+
+
+def _read_drafter(folder: Path) -> tuple[DrafterConfig, dict[str, Tensor], dict[str, Any]]:
     if not (folder / "card.json").is_file():
         raise UserError(KEY, folder, "no drafter of specwave is here (card.json is missing): name a drafters/L… folder")
     card, content = read_json(folder / "card.json", KEY), read_json(folder / "config.json", KEY)
@@ -94,6 +108,10 @@ def read_drafter(path: Path | str) -> tuple[DrafterConfig, dict[str, Tensor], di
         raise UserError(
             KEY, folder, f"its layer_convention is {card.get('layer_convention')!r}, {LAYER_CONVENTION!r} is read"
         )
+    if card.get("schema") != SCHEMA:
+        raise UserError(KEY, folder, f"the schema of card.json is {card.get('schema')!r}, {SCHEMA} is read")
+    if not isinstance(card["target"]["fingerprint"], str) or not isinstance(card["training"], dict):
+        raise UserError(KEY, folder, "card.json does not say for which target the drafter was made: export it again")
     layers = check_layers(card["layers"], card["target"]["num_layers"], f"{KEY}:{folder}")
     spare: int | None = card.get("padding_layer")
     written = sorted(layers if spare is None else {*layers, spare})
@@ -111,14 +129,21 @@ def read_drafter(path: Path | str) -> tuple[DrafterConfig, dict[str, Tensor], di
             intermediate_size=content["intermediate_size"],
             vocab_size=content["vocab_size"],
             draft_vocab_size=content["draft_vocab_size"],
-            rms_eps=content["rms_norm_eps"],
-            max_length=content["max_position_embeddings"],
+            rms_eps=float(content["rms_norm_eps"]),
+            max_length=int(content["max_position_embeddings"]),
             rope=content["rope_parameters"],
         )
     except (OSError, SafetensorError) as error:
         raise UserError(KEY, folder, f"model.safetensors cannot be read ({error})") from None
     except KeyError as error:
         raise UserError(KEY, folder, f"config.json lacks {error}") from None
+    if config.max_length < 1:
+        raise UserError(KEY, folder, f"config.json has max_position_embeddings={config.max_length}: export it again")
+    for key, meant in engine_config(config, written, torch.bfloat16).items():
+        if key != "torch_dtype" and content.get(key) != meant:
+            raise UserError(
+                KEY, folder, f"config.json has {key}={content.get(key)!r}, the drafter it describes has {meant!r}"
+            )
     _check_tensors(folder, config, tensors)
     if spare is not None:
         width, place = config.target_hidden_size, written.index(layers[0])
@@ -132,9 +157,16 @@ def _check_tensors(folder: Path, config: DrafterConfig, tensors: dict[str, Tenso
     for name, tensor in expected.items():
         if name not in tensors:
             raise UserError(KEY, folder, f"model.safetensors lacks {name}")
+        if tensors[name].is_floating_point() != tensor.is_floating_point():
+            raise UserError(KEY, folder, f"{name} is {tensors[name].dtype}, expected is {tensor.dtype}")
+        if tensor.is_floating_point() and not bool(tensors[name].isfinite().all()):
+            raise UserError(KEY, folder, f"{name} holds NaN or infinity: train the drafter again")
         if name not in ("d2t", "t2d") and tensors[name].shape != tensor.shape:
             shapes = f"{list(tensors[name].shape)}, config.json asks for {list(tensor.shape)}"
             raise UserError(KEY, folder, f"{name} is {shapes}")
+    unknown = sorted(tensors.keys() - expected.keys() - {"embed_tokens.weight"})
+    if unknown:
+        raise UserError(KEY, folder, f"model.safetensors holds {unknown[0]}, which this drafter does not have")
     check_vocab_map(tensors["d2t"], tensors["t2d"], config.vocab_size, f"{KEY}:{folder}")
     if tensors["d2t"].numel() != config.draft_vocab_size:
         raise UserError(KEY, folder, f"d2t has {tensors['d2t'].numel()} entries, config.json {config.draft_vocab_size}")

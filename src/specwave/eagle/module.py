@@ -73,7 +73,8 @@ class GroupTraining(pl.LightningModule):
             check_finite(norm, f"gradient of {name}", self.global_step, self._names)
             self._norms[name] = float(norm)
 
-    def on_train_batch_end(self, *_: Any) -> None:
+    def finish_step(self) -> None:
+        """Time and, every `log_every` steps, a row of figures; called before a checkpoint of the step is taken."""
         self.seconds += time.perf_counter() - self._started
         if self.global_step % self.log_every and self.global_step != self.max_steps:
             return
@@ -108,12 +109,15 @@ class GroupTraining(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["specwave"] = self.facts | {key: getattr(self, key) for key in ("tokens", "seconds", "validated")}
+        kept = {key: getattr(self, key) for key in ("tokens", "seconds", "validated", "_since")}
+        checkpoint["specwave"] = self.facts | kept | {"tallies": {name: t.state() for name, t in self._tallies.items()}}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = checkpoint["specwave"]
         for key, mine in self.facts.items():
             if saved[key] != mine:
                 raise UserError("resume", "true", f"the checkpoint has the {key} {saved[key]}, this run {mine}")
-        self.tokens, self.seconds, self.validated = saved["tokens"], saved["seconds"], saved["validated"]
-        self._since = (self.tokens, self.seconds)
+        for key in ("tokens", "seconds", "validated", "_since"):
+            setattr(self, key, saved[key])
+        for name, tally in self._tallies.items():
+            tally.restore(saved["tallies"][name])

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from specwave.artifacts import UserError, group_name
 from specwave.decoding import BaseProposer, Context, Tree, Verdict
+from specwave.decoding.loop import ROOM
 from specwave.eagle.drafter import Eagle3Drafter
 from specwave.eagle.export import check_target, read_drafter
 from specwave.target import Target, Wants
@@ -37,8 +38,8 @@ class Eagle3Decoding:
     label = "eagle3"
 
     def __post_init__(self) -> None:
-        if self.levels < 1:
-            raise UserError("decoding.levels", self.levels, "must be at least 1")
+        if not 1 <= self.levels <= ROOM:
+            raise UserError("decoding.levels", self.levels, f"must be 1 to {ROOM}, which one round can verify")
 
     def build(self, target: Target, checkpoint: Any = None, allow_other_target: bool = False) -> Eagle3:
         if checkpoint is None:

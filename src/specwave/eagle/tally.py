@@ -22,6 +22,14 @@ class Tally:
         for name in ("losses", "counts", "hits", "slots"):
             setattr(self, name, getattr(self, name) + getattr(outcome, name).cpu())
 
+    def state(self) -> dict[str, list[float]]:
+        """Plain data for a checkpoint."""
+        return {name: getattr(self, name).tolist() for name in ("losses", "counts", "hits", "slots")}
+
+    def restore(self, state: Mapping[str, list[float]]) -> None:
+        for name, values in state.items():
+            setattr(self, name, torch.tensor(values, dtype=getattr(self, name).dtype))
+
     def figures(self, decay: float) -> dict[str, float]:
         """loss (nats, weighted over steps), a_0 … a_{S−1}, tau_hat."""
         shares, tau = acceptance(self.hits, self.slots)

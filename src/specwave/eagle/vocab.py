@@ -32,6 +32,8 @@ def build_vocab_map(counts: Tensor | Sequence[int], size: int) -> tuple[Tensor, 
         d2t int64 [V_d] and t2d bool [V].
     """
     counts = torch.as_tensor(counts)
+    if counts.dim() != 1:
+        raise ValueError(f"counts must be [V], got {list(counts.shape)}")
     vocab = counts.numel()
     if not 1 <= size <= vocab:
         raise UserError("drafter.draft_vocab_size", size, f"must be 1 to {vocab}, the target's vocabulary")

@@ -38,7 +38,7 @@ def keep_positions(entropy: Tensor, rho: float, skip_first: int = 1) -> Tensor:
     rest = torch.as_tensor(entropy)[skip_first:]
     if not len(rest):
         return torch.empty(0, dtype=torch.int64)
-    count = max(1, math.ceil(rho * len(rest)))
+    count = max(1, math.ceil(round(rho * len(rest), 9)))  # 0.07·100 is 7.000000000000001 in floats
     order = torch.sort(rest, descending=True, stable=True).indices  # stable: equal ones stay in index order
     return order[:count].sort().values + skip_first
 

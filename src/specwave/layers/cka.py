@@ -79,7 +79,7 @@ def condition(table: Tensor, group: Sequence[int]) -> Tensor:
     With s = Σ_{l∈L} c(K_l) and e_i = 0 where i ∈ L (the layer is in already), else 1:
     <s + e_i c_i, s + e_j c_j> = <s, s> + e_i <s, c_i> + e_j <s, c_j> + e_i e_j <c_i, c_j>.
     """
-    chosen = list(group)
+    chosen = sorted(set(group))
     free = torch.ones(len(table), dtype=table.dtype, device=table.device)
     free[chosen] = 0
     with_group = table[chosen].sum(0) * free

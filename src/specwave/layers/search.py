@@ -61,6 +61,8 @@ def _with(layers: Layers, layer: int) -> Layers:
 
 def _beam(grams: Tensor, m: int, k_beam: int, alpha: float, grow: Callable[[list[Group]], list[Group]]) -> list[Group]:
     """(S1) the best single layers; `grow` makes scored children, each once (S2, S3); the best of them stay (S4)."""
+    if k_beam < 1:
+        raise ValueError(f"k_beam must be at least 1, got {k_beam}")
     beam = best(score(grams, [(layer,) for layer in range(len(grams))], alpha), k_beam)
     for _ in range(m - 1):
         beam = best(grow(beam), k_beam)

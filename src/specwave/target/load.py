@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import yaml
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from specwave.artifacts import UserError, cache_dir, conf_dir
+from specwave.artifacts import UserError, cache_dir, conf_dir, reading
 from specwave.target.arch import Arch, read_arch
 from specwave.target.decoder import Block, attend_causal, rms_norm
 from specwave.target.linear import FrozenLinear
@@ -52,14 +52,16 @@ class Target:
 
     def __init__(self, config: ModelConfig, folder: Path, dtype: torch.dtype, device: torch.device):
         self.config, self.name, self.folder, self.dtype, self.device = config, config.name, folder, dtype, device
-        self.raw_config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        self.arch: Arch = read_arch(self.raw_config)
-        self._files = _weight_files(folder)
-        weights = {name: tensor.to(device, dtype) for name, tensor in self._stored()}
-        arch = self.arch
-        self.embedding: Tensor = weights.pop("model.embed_tokens.weight")
-        self.final_norm: Tensor = weights.pop("model.norm.weight")
-        head = self.embedding if arch.tie_embeddings else weights.pop("lm_head.weight")
+        remedy = "fetch or make the model's folder again (if it lies in specwave's cache, delete it)"
+        with reading("model.source", folder, remedy, also=(SafetensorError,)):
+            self.raw_config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            self.arch: Arch = read_arch(self.raw_config)
+            self._files = _weight_files(folder)
+            weights = {name: tensor.to(device, dtype) for name, tensor in self._stored()}
+            arch = self.arch
+            self.embedding: Tensor = weights.pop("model.embed_tokens.weight")
+            self.final_norm: Tensor = weights.pop("model.norm.weight")
+            head = self.embedding if arch.tie_embeddings else weights.pop("lm_head.weight")
         self.lm_head = FrozenLinear(head)
         self.blocks = []
         for layer in range(arch.num_layers):
