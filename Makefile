@@ -4,6 +4,8 @@ DEMO ?= runs/demo
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
+# The demo's drafter, where the demo has run: verify and bench then take it.
+TRAINED := $(addprefix --checkpoint ,$(wildcard $(DEMO)/train/drafters/L2-15-27))
 
 .PHONY: demo test lint verify bench mutations clean
 .DEFAULT_GOAL := test
@@ -36,11 +38,11 @@ lint: $(READY)
 
 # Float32, every token of plain and speculative decoding against Hugging Face's generate.
 verify: $(READY)
-	$(RUN) benchmarks/verify.py
+	$(RUN) benchmarks/verify.py $(TRAINED)
 
 # Ratios of speed, each measured in one run: do nothing else on the machine meanwhile.
 bench: $(READY)
-	$(RUN) benchmarks/decode.py
+	$(RUN) benchmarks/decode.py $(TRAINED)
 
 # Breaks the code in known ways; every break must make a test fail.
 mutations: $(READY)

@@ -32,7 +32,7 @@ from specwave.target.linear import FrozenLinear
 class Eagle3Decoding:
     """`decoding=eagle3`: chains of `levels` drafts per round."""
 
-    levels: int = 3
+    levels: int = 2
 
     needs_checkpoint = True
     label = "eagle3"
@@ -88,7 +88,7 @@ class Eagle3(BaseProposer):
 
     scope = "sequence"
 
-    def __init__(self, drafter: Eagle3Drafter, target: Target, levels: int = 3, card: dict[str, Any] | None = None):
+    def __init__(self, drafter: Eagle3Drafter, target: Target, levels: int = 2, card: dict[str, Any] | None = None):
         self.drafter = Eagle3Drafter(drafter.config, drafter.d2t, drafter.t2d)
         self.drafter.load_state_dict(drafter.state_dict())
         self.drafter.to(target.device, target.dtype).requires_grad_(False)
