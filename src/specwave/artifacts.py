@@ -97,6 +97,16 @@ def write_torch(path: Path | str, content: Any) -> None:
     _replace(Path(path), lambda name: torch.save(content, name))
 
 
+def write_figure(path: Path | str, figure: Any) -> list[Path]:
+    """A matplotlib figure as `path`.png and `path`.svg (`path` has no suffix), the same file for the same picture."""
+    finals = [Path(f"{path}.{kind}") for kind in ("png", "svg")]
+    for final in finals:
+        kind = final.suffix[1:]
+        options = {"format": kind, "dpi": 200, "metadata": {"Date": None} if kind == "svg" else None}
+        _replace(final, lambda name, options=options: figure.savefig(name, **options))
+    return finals
+
+
 def append_lines(stream: IO[str], rows: Iterable[dict[str, Any]]) -> None:
     """JSON objects as lines, in one write, on disk when this returns."""
     stream.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

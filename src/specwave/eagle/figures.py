@@ -5,7 +5,6 @@ Colours are Okabe & Ito's, which colour-blind readers tell apart; line styles an
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from specwave.artifacts import write_figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKS, LINES = "osD^vPX", ("-", "--", "-.", ":")
@@ -52,16 +53,4 @@ def training_figure(path: Path, rows: Sequence[Mapping[str, float]], drafters: S
             axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         figure.axes[0].legend(title="held-out (thin: training)", title_fontsize=8)
-        return _save(figure, path)
-
-
-def _save(figure: Figure, path: Path) -> list[Path]:
-    """Each file whole or absent."""
-    written = []
-    for kind in ("png", "svg"):
-        final = path.with_suffix(f".{kind}")
-        part = final.with_name(f".{final.name}.part")
-        figure.savefig(part, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
-        os.replace(part, final)
-        written.append(final)
-    return written
+        return write_figure(path, figure)

@@ -5,7 +5,6 @@ Colours are Okabe & Ito's and cividis, which colour-blind readers tell apart; ma
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
+
+from specwave.artifacts import write_figure
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#6B6B6B"
 STYLE: dict[Any, Any] = {
@@ -28,19 +29,6 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "specwave",  # the same picture gives the same file
 }
 ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2, "borderaxespad": 0.1}
-
-
-def _save(figure: Figure, path: Path) -> list[Path]:
-    """`path` without suffix → path.png and path.svg, each whole or absent."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written = []
-    for kind in ("png", "svg"):
-        final = path.with_suffix(f".{kind}")
-        part = final.with_name(f".{final.name}.part")
-        figure.savefig(part, format=kind, dpi=200, metadata={"Date": None} if kind == "svg" else None)
-        os.replace(part, final)
-        written.append(final)
-    return written
 
 
 def _depth_axis(axes: Axes, num_layers: int) -> None:
@@ -86,7 +74,7 @@ def entropy_figure(
             for layer in chosen:
                 panel.axvline(layer, color=ORANGE, lw=0.8, ls=":", zorder=0)
         _depth_axis(panels[-1], num_layers)
-        return _save(figure, path)
+        return write_figure(path, figure)
 
 
 def cka_figure(path: Path, cka: Tensor, delta: Tensor, peaks: Sequence[int], title: str) -> list[Path]:
@@ -114,4 +102,4 @@ def cka_figure(path: Path, cka: Tensor, delta: Tensor, peaks: Sequence[int], tit
                 f"{peak}|{peak + 1}", (places[peak], values[peak]), (7, 0), textcoords="offset points", color=GREY
             )
         _depth_axis(bottom, num_layers)
-        return _save(figure, path)
+        return write_figure(path, figure)
