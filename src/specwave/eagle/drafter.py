@@ -148,12 +148,21 @@ class Eagle3Drafter(nn.Module):
         key = rotate(self._heads(attention["k_proj"](z)), *rotary).to(z.dtype)
         return key, self._heads(attention["v_proj"](z))
 
+    def attention_inputs(self, z: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated q and k, and v."""
+        return self.queries(z, rotary), *self.keys_values(z, rotary)
+
+    def gated(self, x: Tensor) -> Tensor:
+        """What the MLP's down-projection reads."""
+        mlp = self.midlayer.mlp
+        return F.silu(mlp["gate_proj"](x)) * mlp["up_proj"](x)
+
     def finish(self, hidden_BTD: Tensor, attended_BHTd: Tensor) -> Tensor:
         """The block behind attention: both residual branches."""
         block = self.midlayer
         hidden = hidden_BTD + block.self_attn["o_proj"](attended_BHTd.transpose(1, 2).flatten(2))
         x = block.post_attention_layernorm(hidden)
-        return hidden + block.mlp["down_proj"](F.silu(block.mlp["gate_proj"](x)) * block.mlp["up_proj"](x))
+        return hidden + block.mlp["down_proj"](self.gated(x))
 
     def forward_step(self, embedding_BTD: Tensor, hidden_BTD: Tensor, attend: Attend, positions_BT: Tensor) -> Tensor:
         """One step of the drafter: h before the final norm, [B, T, H].
@@ -165,7 +174,7 @@ class Eagle3Drafter(nn.Module):
             positions_BT: for the rotary embedding, int64.
         """
         z, rotary = self.mix(embedding_BTD, hidden_BTD), self.rotary(positions_BT)
-        return self.finish(hidden_BTD, attend(self.queries(z, rotary), *self.keys_values(z, rotary)))
+        return self.finish(hidden_BTD, attend(*self.attention_inputs(z, rotary)))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[.., H] before the final norm → [.., V_d]."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specwave.artifacts import UserError, group_name
@@ -26,6 +27,7 @@ from specwave.target import Target, Wants
 from specwave.target.cache import KVCache
 from specwave.target.decoder import attend_masked, group_bias
 from specwave.target.linear import FrozenLinear
+from specwave.target.rope import rotate
 
 
 @dataclass(frozen=True)
@@ -83,16 +85,36 @@ def _freeze(module: nn.Module) -> None:
             _freeze(child)
 
 
+class _Frozen(Eagle3Drafter):
+    """A drafter that only decodes: packed weights, and one product where several read the same input."""
+
+    def __init__(self, drafter: Eagle3Drafter, target: Target):
+        super().__init__(drafter.config, drafter.d2t, drafter.t2d)
+        self.load_state_dict(drafter.state_dict())
+        self.to(target.device, target.dtype).requires_grad_(False)
+        attention, mlp = self.midlayer.self_attn, self.midlayer.mlp
+        self._qkv = FrozenLinear(torch.cat([attention[f"{name}_proj"].weight for name in "qkv"]))
+        self._gate_up = FrozenLinear(torch.cat([mlp[f"{name}_proj"].weight for name in ("gate", "up")]))
+        _freeze(self)
+
+    def attention_inputs(self, z: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        heads, kv = self.config.num_heads, self.config.num_kv_heads
+        turned, value = self._heads(self._qkv(z)).split([heads + kv, kv], 1)
+        query, key = rotate(turned, *rotary).to(z.dtype).split([heads, kv], 1)
+        return query, key, value
+
+    def gated(self, x: Tensor) -> Tensor:
+        gate, up = self._gate_up(x).chunk(2, -1)
+        return F.silu(gate) * up
+
+
 class Eagle3(BaseProposer):
     """Greedy chains of `levels` drafts. The drafter is copied into the target's dtype and frozen."""
 
     scope = "sequence"
 
     def __init__(self, drafter: Eagle3Drafter, target: Target, levels: int = 2, card: dict[str, Any] | None = None):
-        self.drafter = Eagle3Drafter(drafter.config, drafter.d2t, drafter.t2d)
-        self.drafter.load_state_dict(drafter.state_dict())
-        self.drafter.to(target.device, target.dtype).requires_grad_(False)
-        _freeze(self.drafter)
+        self.drafter = _Frozen(drafter, target)
         self.target, self.levels, self.card = target, levels, card or {}
         self.layers = tuple(drafter.config.layers)
         self.label = group_name(self.layers)
