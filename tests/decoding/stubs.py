@@ -1,8 +1,8 @@
-"""Proposers for tests: random, always right, never right, going on from a later block, sampled from a given q."""
+"""Proposers for tests: random, always right, never right, coached, resumed from a later block, sampled from a q."""
 
 import torch
 
-from specwave.decoding import BaseProposer, Resume, Tree
+from specwave.decoding import BaseProposer, Resume, Tree, draw_drafts
 
 
 class RandomTrees(BaseProposer):
@@ -83,3 +83,49 @@ class SampledChain(BaseProposer):
         position = torch.arange(self.levels) + len(context.tokens)
         noise = keyed_gumbel(self.seed, torch.tensor(context.sequence), DRAFT, position, len(self.q))
         return Tree.chain((self.q.log() + noise).argmax(-1), q=self.q.expand(self.levels, -1))
+
+
+class Coached(BaseProposer):
+    """Drafts known outputs as a tree: the right chain, every third draft wrong by chance, a wrong sibling before each
+    draft. `kinds` says what is drafted, round by round in turn: "tree", "chain" or "none"."""
+
+    def __init__(self, outputs, levels, vocab, kinds=("tree",), seed=0):
+        self.outputs, self.levels, self.vocab, self.kinds = outputs, levels, vocab, kinds
+        self.generator, self.round = torch.Generator().manual_seed(seed), 0
+
+    def propose(self, contexts):
+        self.round += 1
+        return super().propose(contexts)
+
+    def propose_row(self, context):
+        kind = self.kinds[self.round % len(self.kinds)]
+        done = len(context.tokens) - context.prompt_length
+        right = torch.tensor(self.outputs[context.row][done : done + self.levels], dtype=torch.int64)
+        if kind == "none" or not len(right):
+            return Tree.empty()
+        wrong, siblings = torch.randint(self.vocab, (2, len(right)), generator=self.generator)
+        chain = torch.where(torch.rand(len(right), generator=self.generator) < 1 / 3, wrong, right)
+        if kind == "chain":
+            return Tree.chain(chain)
+        above = (torch.arange(len(right)) * 2 - 1).repeat_interleave(2)  # drafts 1, 3, 5, … are the chain
+        return Tree(torch.stack([siblings, chain], 1).flatten(), above)
+
+
+class SelfDrafting(BaseProposer):
+    """Sampled chains from the target's own logits, bent: q is near the processed distribution, and is what was drawn
+    from."""
+
+    def __init__(self, target, levels, bend=0.5):
+        self.target, self.levels, self.bend = target, levels, bend
+
+    def propose_row(self, context):
+        drafts, rows = torch.empty(1, 0, dtype=torch.int64), []
+        last = self.target.num_layers - 1
+        for _ in range(self.levels):
+            ids = torch.cat([torch.tensor([context.tokens]), drafts], 1)
+            logits = self.target.logits(self.target.states(ids, [last])[last][:, -1])
+            logits = logits + self.bend * torch.linspace(-1, 1, logits.shape[-1])
+            token, q = draw_drafts(logits, [context], drafts)
+            drafts = torch.cat([drafts, token[:, None]], 1)
+            rows.append(q)
+        return Tree.chain(drafts[0], q=None if rows[0] is None else torch.cat(rows))

@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 from stubs import RandomTrees, SampledChain
+from transformers.generation import logits_process as hf
 
 from specwave.decoding import Sampling, generate
 from specwave.decoding.accept import accept_chain, match_tree
@@ -25,41 +26,56 @@ def chi_square_p(observed: torch.Tensor, expected: torch.Tensor) -> float:
     return float(torch.special.gammaincc(freedom, statistic.double() / 2))
 
 
-def exact(target, prompt, length, temperature):
-    """Probability of every continuation of `length` tokens."""
+def exact(target, prompt, length, sampling):
+    """Probability of every continuation of `length` tokens, the processors being transformers'."""
     sequences = torch.tensor(list(itertools.product(range(5), repeat=length)))
     whole = torch.cat([torch.tensor(prompt).expand(len(sequences), -1), sequences], 1)
-    logits = target.logits(target.states(whole, [1])[1]).double() / temperature
-    steps = logits[:, len(prompt) - 1 : -1].log_softmax(-1).gather(2, sequences[..., None])[..., 0]
-    return steps.sum(-1).exp()
+    logits, total = target.logits(target.states(whole, [1])[1]), 0
+    for place in range(len(prompt), whole.shape[1]):
+        scores, ids = logits[:, place - 1], whole[:, :place]
+        scores = hf.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(ids, scores)
+        scores = hf.TopPLogitsWarper(sampling.top_p)(ids, scores.double() / sampling.temperature)
+        total = total + scores.log_softmax(-1).gather(1, whole[:, place : place + 1])[:, 0]
+    return total.exp()
 
 
-@pytest.mark.parametrize("kind", ["chain", "tree", "sampled chain", "plain"])
-def test_generated_text_has_the_targets_distribution(kind, five):
-    """The whole loop: 200,000 tokens drawn in continuations of three, drafts at random, temperature 1."""
-    prompt, length, batch = [1, 4, 2], 3, 8000
-    sequences = -(-DRAWS // (length * batch)) * batch
+def proposer_of(kind):
     q = torch.tensor([0.35, 0.05, 0.3, 0.2, 0.1])
-    proposer = {
+    return {
         "chain": RandomTrees(5, size=3, layers=(), chain=True),
         "tree": RandomTrees(5, size=6, layers=()),
         "sampled chain": SampledChain(q, 2, seed=9),
         "plain": None,
     }[kind]
-    counts = torch.zeros(5**length, dtype=torch.float64)
-    for start in range(0, sequences, batch):
-        out = generate(
-            five,
-            proposer,
-            [prompt] * batch,
-            max_new_tokens=length,
-            sampling=Sampling(1.0, seed=3),
-            sequence_ids=range(start, start + batch),
-        )
-        codes = torch.tensor(out.tokens) @ torch.tensor([25, 5, 1])
-        counts += torch.bincount(codes, minlength=5**length)
-    p = chi_square_p(counts, exact(five, prompt, length, 1.0) * sequences)
-    assert p > 1e-3, f"{kind}: p = {p}"
+
+
+SETTINGS = {
+    "temperature": Sampling(1.0, seed=3),
+    "top-p": Sampling(1.4, seed=3, top_p=0.8),
+    "penalty": Sampling(1.0, seed=3, repetition_penalty=1.6),
+}
+
+
+@pytest.mark.parametrize("kind", ["chain", "tree", "sampled chain", "plain"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_generated_text_has_the_targets_distribution(kind, name, five):
+    """The whole loop, drafts at random, continuations of three tokens (benchmarks/distribution.py draws more)."""
+    prompt, length, sequences, sampling = [1, 4, 2], 3, 10_000, SETTINGS[name]
+    out = generate(five, proposer_of(kind), [prompt] * sequences, max_new_tokens=length, sampling=sampling)
+    codes = torch.tensor(out.tokens) @ torch.tensor([25, 5, 1])
+    counts = torch.bincount(codes, minlength=5**length).double()
+    p = exact(five, prompt, length, sampling)
+    assert float(p.sum()) == pytest.approx(1, abs=1e-6)
+    assert not counts[p == 0].any()
+    value = chi_square_p(counts[p > 0], p[p > 0] * sequences)
+    assert value > 1e-3, f"{kind}, {name}: p = {value}"
+
+
+def test_the_processors_settings_are_different_distributions(five):
+    """What the test above tells apart: each processor moves the probabilities by far more than the draws' noise."""
+    every = [exact(five, [1, 4, 2], 3, sampling) for sampling in (*SETTINGS.values(), Sampling(1.4))]
+    for one, other in itertools.combinations(every, 2):
+        assert float((one - other).abs().sum()) > 0.1
 
 
 def test_chain_acceptance_alone_has_the_right_distribution_and_rate():

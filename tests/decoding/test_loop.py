@@ -144,6 +144,7 @@ def test_tokens_stream_as_they_are_committed(tiny):
 
 
 def test_no_end_token_works(five):
+    """transformers PR#46790."""
     assert five.eos_ids == ()
     assert len(generate(five, None, [1, 2], max_new_tokens=15).tokens) == 15
 

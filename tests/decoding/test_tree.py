@@ -32,6 +32,9 @@ def test_a_node_sees_its_ancestors_only(tree):
     sees = ancestors(parents[None])[0]
     for node in range(len(tree) + 1):
         assert set(sees[node].nonzero()[:, 0].tolist()) == lineage(parents.tolist(), node)
+    deepest = int(sees.sum(-1).max()) - 1
+    for depth in range(deepest, deepest + 3):  # told how deep it is, it stops doubling earlier
+        assert torch.equal(ancestors(parents[None], depth)[0], sees)
 
 
 @given(trees(), st.integers(0, 6))
@@ -42,9 +45,20 @@ def test_cut_drops_the_deep_drafts_and_no_parent(tree, levels):
     parents = nodes(tree)[1].tolist()
     depth = [len(lineage(parents, node)) - 1 for node in range(len(tree) + 1)]
     kept = [i for i in range(len(tree)) if depth[i + 1] <= levels]
+    assert cut.depth is None or cut.depth <= levels
     assert cut.tokens.tolist() == tree.tokens[kept].tolist()
     place = {node: i for i, node in enumerate(kept)}
     assert cut.parents.tolist() == [place.get(int(tree.parents[i]), -1) for i in kept]
+
+
+def test_a_tree_known_to_be_shallow_is_not_looked_at():
+    tree = Tree(torch.tensor([3, 4, 5]), torch.tensor([-1, -1, 0]), depth=2)
+    assert tree.cut(2) is tree
+    assert tree.cut(1).tokens.tolist() == [3, 4]
+    assert len(tree.cut(0)) == 0
+    chain = Tree.chain([3, 4, 5])
+    assert chain.cut(3) is chain
+    assert chain.cut(2).tokens.tolist() == [3, 4]
 
 
 @given(trees(), st.lists(st.integers(0, 2), min_size=15, max_size=15))

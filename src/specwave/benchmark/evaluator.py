@@ -125,7 +125,7 @@ class Evaluator:
     def verdicts(
         self, method: Method, baseline: Sequence[dict[str, Any]], questions: Sequence[Question]
     ) -> tuple[dict[Any, Verdict], list[dict[str, Any]]]:
-        """Per question finished by both, whether the method gave the target's own greedy output.
+        """Per question finished by both, whether the method gave the target's own output.
 
         Returns:
             verdicts by question id, and the divergences as plain rows: in float32 judged under the contract (near-ties
@@ -163,13 +163,13 @@ class Evaluator:
             if tokens[turn] == plain_tokens[turn] and texts[:turn] == plain_texts[:turn]:
                 comparisons.append(Comparison())
                 continue
-            ids = self.prompt(question, texts[:turn])
+            ids, sequence = self.prompt(question, texts[:turn]), sequence_id(question, turn)
             reference = plain_tokens[turn]
             if texts[:turn] != plain_texts[:turn]:
-                reference = list(self.decode(None, ids, self.max_new_tokens).tokens)
+                reference = list(self.decode(None, ids, self.max_new_tokens, sequence).tokens)
 
-            def again(ids: list[int], limit: int) -> list[int]:
-                return list(self.decode(method.proposer, ids, limit).tokens)
+            def again(ids: list[int], limit: int, sequence: int = sequence) -> list[int]:
+                return list(self.decode(method.proposer, ids, limit, sequence).tokens)
 
             comparisons.append(
                 compare(
@@ -179,6 +179,8 @@ class Evaluator:
                     scorer=TargetScorer(self.target),
                     again=again if float32 else None,
                     max_new_tokens=self.max_new_tokens,
+                    sampling=self.sampling,
+                    sequence=sequence,
                 )
             )
             if not comparisons[-1].equal:

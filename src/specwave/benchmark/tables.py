@@ -18,7 +18,14 @@ SETTINGS = {  # what may differ between runs, and how a column that tells them a
     "threads": "threads",
     "max_new_tokens": "max tokens",
     "sampling.temperature": "T",
+    "sampling.top_k": "top-k",
+    "sampling.top_p": "top-p",
+    "sampling.min_p": "min-p",
+    "sampling.repetition_penalty": "penalty",
     "decoding.levels": "levels",
+    "decoding.top_k": "children",
+    "decoding.total_token": "nodes",
+    "decoding.tree": "tree",
     "benchmark.fingerprint": "questions",
 }
 

@@ -1,5 +1,5 @@
 """Conversations, prompts and the target's own answers."""
 
-from specwave.data.conversations import Sample, prompt_ids
+from specwave.data.conversations import Conversation, Sample, prompt_ids
 
-__all__ = ["Sample", "prompt_ids"]
+__all__ = ["Conversation", "Sample", "prompt_ids"]

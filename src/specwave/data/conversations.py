@@ -1,4 +1,4 @@
-"""Conversations as token ids with a mask over the answers, and the built-in prompts.
+"""Conversations as text and as token ids with a mask over the answers, and the built-in prompts.
 
 Knows nothing about training or selection; the target's own chat template makes the text.
 """
@@ -18,6 +18,15 @@ Prompt = tuple[str, str, str]  # id, category, text
 
 
 @dataclass(frozen=True)
+class Conversation:
+    """Who said what. `messages` are (role, content): at most one system turn, then user and assistant in turns."""
+
+    messages: tuple[tuple[str, str], ...]
+    id: str
+    category: str  # its domain; "" when unknown
+
+
+@dataclass(frozen=True)
 class Sample:
     """A tokenised conversation; `answer[t]` says whether token t is text of an answer (its end token included)."""
 
@@ -27,13 +36,17 @@ class Sample:
     category: str = ""
 
 
+def template_options(target: Target) -> dict[str, Any]:
+    """What the chat template is given besides the messages."""
+    if target.config.date_string is None:
+        return {}
+    return {"date_string": target.config.date_string}  # templates that print today's date would change every day
+
+
 def prompt_ids(target: Target, messages: Sequence[dict[str, str]]) -> list[int]:
     """Token ids of a conversation ({"role", "content"} each) up to where the assistant begins to answer."""
-    extra: dict[str, Any] = {}
-    if target.config.date_string is not None:
-        extra["date_string"] = target.config.date_string  # templates that print today's date would change every day
     return target.tokenizer.apply_chat_template(
-        list(messages), add_generation_prompt=True, tokenize=True, return_dict=False, **extra
+        list(messages), add_generation_prompt=True, tokenize=True, return_dict=False, **template_options(target)
     )
 
 

@@ -1,7 +1,7 @@
 """One decoding loop for every method."""
 
-from specwave.decoding.loop import Generation, generate
-from specwave.decoding.protocol import Autoregressive, BaseProposer, Context, Proposer, Verdict
+from specwave.decoding.loop import Generation, generate, stream
+from specwave.decoding.protocol import Autoregressive, BaseProposer, Context, Proposer, Verdict, draw_drafts
 from specwave.decoding.sampling import Sampling
 from specwave.decoding.tree import Resume, Tree
 
@@ -15,5 +15,7 @@ __all__ = [
     "Sampling",
     "Tree",
     "Verdict",
+    "draw_drafts",
     "generate",
+    "stream",
 ]

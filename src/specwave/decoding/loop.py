@@ -3,22 +3,30 @@
 The invariant of `protocol.py` holds at every call of a proposer: tokens[0:n] committed, cache and states cover [0:n−1),
 tokens[n−1] is the next root. So the prefill runs over the prompt without its last token, which is the first root:
 every committed token comes from a verification, and the accept lengths of a sequence add up to its new tokens.
+
+`rounds` is that loop, a generator that stops after every round; `generate` runs it to the end, `stream` hands on the
+text of each round.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specwave.artifacts import UserError
-from specwave.decoding.accept import accept_chain, match_tree
+from specwave.decoding.accept import Nodes, accept
+from specwave.decoding.presence import Presence
 from specwave.decoding.protocol import BaseProposer, Context, Proposer, Verdict
+from specwave.decoding.request import Prompts, Request, check_request
 from specwave.decoding.sampling import Sampling, choose
+from specwave.decoding.stops import Ends
+from specwave.decoding.text import Detokeniser
 from specwave.decoding.tree import Tree, ancestors, nodes
 from specwave.target import Output, Session, Target, Wants
 
@@ -54,16 +62,16 @@ class _Clock:
         return self.at - before
 
 
-@torch.inference_mode()
 def generate(
     target: Target,
     proposer: Proposer | None,
-    input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]],
+    input_ids: Prompts,
     *,
     max_new_tokens: int,
     sampling: Sampling = GREEDY,
     sequence_ids: Sequence[int] | None = None,
     eos_ids: Sequence[int] | None = None,
+    stop: Sequence[str] | str | None = None,
     on_tokens: Callable[[int, list[int]], None] | None = None,
 ) -> Generation:
     """Decodes prompts with one method.
@@ -74,68 +82,97 @@ def generate(
         max_new_tokens: limit per row, end token included.
         sequence_ids: keys of the rows' noise; 0, 1, … by default.
         eos_ids: tokens that end a row (kept in its output); the target's by default, () for none.
+        stop: a string or strings that end a row when its output's text holds one. The output ends with the token that
+            completes it, so the stop text stays in it, as with Hugging Face.
         on_tokens: called with (row, committed tokens) after every round.
 
     Raises:
-        UserError: an empty prompt or batch, or one that does not fit the target's context.
+        UserError: an empty prompt or batch, one that does not fit the target's context, an empty stop string.
     """
-    prompts, single = _prompts(input_ids)
-    method: Proposer = proposer if proposer is not None else BaseProposer()
-    stops = frozenset(target.eos_ids if eos_ids is None else eos_ids)
-    longest = max(len(prompt) for prompt in prompts)
-    if max_new_tokens < 1:
-        raise UserError("max_new_tokens", max_new_tokens, "must be at least 1")
-    if longest + max_new_tokens > target.max_length:
-        rule = f"prompt ({longest} tokens) and new tokens must fit the target's {target.max_length} positions"
-        raise UserError("max_new_tokens", max_new_tokens, rule)
-    clock, start = _Clock(target.device), time.perf_counter()
-    result = Generation([[] for _ in prompts], [[] for _ in prompts])
-    for prompt in prompts:
-        if not all(isinstance(token, int) and 0 <= token < target.vocab_size for token in prompt):
-            raise UserError("input_ids", prompt[:8], f"token ids are whole numbers 0 to {target.vocab_size - 1}")
-    if sequence_ids is not None and len(sequence_ids) != len(prompts):
-        raise ValueError(f"{len(prompts)} prompts need as many sequence_ids, got {len(sequence_ids)}")
-    session = target.session(len(prompts), longest + max_new_tokens + ROOM)
-    keys = list(sequence_ids) if sequence_ids is not None else list(range(len(prompts)))
-    live = [
-        Context(row, keys[row], list(prompt), len(prompt), max_new_tokens, session, row)
-        for row, prompt in enumerate(prompts)
-    ]
-    _prefill(session, live, method.wants(live))
-    method.begin(live)
-    result.prefill_seconds = clock.lap()
-    while live:
-        trees = [tree.cut(context.remaining - 1) for tree, context in zip(method.propose(live), live, strict=True)]
-        result.draft_seconds += clock.lap()
-        verdicts = _verify(session, live, trees, sampling, stops, method.wants(live))
-        result.rounds += 1
-        result.verify_seconds += clock.lap()
+    request = check_request(target, input_ids, max_new_tokens, sampling, sequence_ids, eos_ids, stop)
+    result = Generation([[] for _ in request.prompts], [[] for _ in request.prompts])
+    for verdicts in rounds(target, proposer, request, result):
         for verdict in verdicts:
-            row = verdict.context.row
-            result.tokens[row] += verdict.tokens
-            result.accept_lengths[row].append(len(verdict.tokens))
             if on_tokens is not None:
-                on_tokens(row, verdict.tokens)
-        method.observe(verdicts)
-        live = _retire(session, method, live, stops)
-        result.draft_seconds += clock.lap()
-    result.seconds = time.perf_counter() - start
-    if single:
+                on_tokens(verdict.context.row, verdict.tokens)
+    if request.single:
         result.tokens, result.accept_lengths = result.tokens[0], result.accept_lengths[0]
     return result
 
 
-def _prompts(input_ids: Any) -> tuple[list[list[int]], bool]:
-    rows = input_ids.tolist() if isinstance(input_ids, Tensor) else [*input_ids]
-    rows = [row.tolist() if isinstance(row, Tensor) else row for row in rows]
-    if not rows:
-        raise UserError("input_ids", "[]", "a prompt of at least one token is needed")
-    if not isinstance(rows[0], (list, tuple)):
-        return [list(rows)], True
-    prompts = [list(row) for row in rows]
-    if not all(prompts):
-        raise UserError("input_ids", "[]", "each prompt needs at least one token")
-    return prompts, isinstance(input_ids, Tensor) and len(prompts) == 1
+def stream(
+    target: Target,
+    proposer: Proposer | None,
+    input_ids: Prompts,
+    *,
+    max_new_tokens: int,
+    sampling: Sampling = GREEDY,
+    sequence_id: int = 0,
+    eos_ids: Sequence[int] | None = None,
+    stop: Sequence[str] | str | None = None,
+    skip_special_tokens: bool = True,
+) -> Iterator[str]:
+    """The text of one prompt's output as it comes: at most one piece per round, whole characters only.
+
+    Joined, the pieces are the tokenizer's text of `generate`'s tokens under the same arguments (not cleaned up; an
+    output that ends within a character ends with U+FFFD). A reader that stops early ends the decoding.
+
+    Raises:
+        UserError: as `generate`, and for more than one prompt; at the call, not at the first piece.
+    """
+    request = check_request(target, input_ids, max_new_tokens, sampling, None, eos_ids, stop)
+    if len(request.prompts) > 1:
+        raise UserError("input_ids", f"{len(request.prompts)} prompts", "a stream decodes one prompt")
+    request = replace(request, keys=[sequence_id])
+    text = Detokeniser(target.tokenizer, skip_special_tokens)
+
+    def pieces() -> Iterator[str]:
+        with closing(rounds(target, proposer, request, Generation([[]], [[]]))) as decoding:
+            for (verdict,) in decoding:
+                if piece := "".join(map(text.push, verdict.tokens)):
+                    yield piece
+        if rest := text.flush():
+            yield rest
+
+    return pieces()
+
+
+@torch.inference_mode()
+def rounds(
+    target: Target, proposer: Proposer | None, request: Request, result: Generation
+) -> Generator[list[Verdict], None, None]:
+    """Decodes, filling `result`; yields what each round committed. Closed early, it frees what its rows hold."""
+    method: Proposer = proposer if proposer is not None else BaseProposer()
+    clock, start = _Clock(target.device), time.perf_counter()
+    session = target.session(len(request.prompts), request.longest + request.limit + ROOM)
+    live = [
+        Context(row, key, list(prompt), len(prompt), request.limit, session, row, sampling=request.sampling)
+        for row, (key, prompt) in enumerate(zip(request.keys, request.prompts, strict=True))
+    ]
+    presence = Presence(live, target.vocab_size, target.device) if request.sampling.penalised else None
+    try:
+        _prefill(session, live, method.wants(live))
+        method.begin(live)
+        result.prefill_seconds = clock.lap()
+        while live:
+            trees = [tree.cut(context.remaining - 1) for tree, context in zip(method.propose(live), live, strict=True)]
+            result.draft_seconds += clock.lap()
+            verdicts = _verify(session, live, trees, request, presence, method.wants(live))
+            result.rounds += 1
+            result.verify_seconds += clock.lap()
+            for verdict in verdicts:
+                result.tokens[verdict.context.row] += verdict.tokens
+                result.accept_lengths[verdict.context.row].append(len(verdict.tokens))
+            method.observe(verdicts)
+            live = _retire(session, method, live, request.ends)
+            result.draft_seconds += clock.lap()
+            result.seconds = time.perf_counter() - start
+            yield verdicts
+            clock.lap()  # what the reader took is nobody's draft
+    except GeneratorExit:  # the reader has enough
+        for context in live:
+            method.end(context.row)
+        raise
 
 
 def _prefill(session: Session, contexts: Sequence[Context], wants: Wants) -> None:
@@ -157,8 +194,8 @@ def _verify(
     session: Session,
     contexts: Sequence[Context],
     trees: Sequence[Tree],
-    sampling: Sampling,
-    stops: frozenset[int],
+    request: Request,
+    presence: Presence | None,
     wants: Wants,
 ) -> list[Verdict]:
     """One forward over root and drafts of every row; commits what stands. Rows of the batch without a context idle."""
@@ -167,13 +204,14 @@ def _verify(
     for context in contexts:
         roots[context.slot], keys[context.slot] = context.tokens[-1], context.sequence
     starts, sequences = torch.tensor(session.lengths, device=device), torch.tensor(keys, device=device)
+    seen = None if presence is None else presence.of_slots(contexts, session.batch)
     if size > 1 + ROOM:
         raise ValueError(f"a tree of {size - 1} drafts: one round verifies at most {ROOM}")
     if size == 1:
         output = session.forward(torch.tensor(roots, device=device)[:, None], wants=wants)
         assert output.logits is not None
-        chosen = choose(output.logits, sampling, sequences[:, None], starts[:, None] + 1)
-        paths, finals = [[0]] * session.batch, chosen[:, 0].tolist()
+        chosen = choose(output.logits[:, 0], request.sampling, sequences, starts + 1, seen)
+        paths, finals = [[0]] * session.batch, chosen.tolist()
     else:
         tokens = torch.full((session.batch, size), -1, dtype=torch.int64, device=device)
         parents = torch.zeros_like(tokens)
@@ -183,18 +221,20 @@ def _verify(
                 own, above = nodes(tree)
                 tokens[context.slot, : len(own)], parents[context.slot, : len(own)] = own, above
         tokens[:, 0] = torch.tensor(roots, device=device)
-        sees = ancestors(parents)
+        depth = max(len(tree) if tree.depth is None else tree.depth for tree in trees)
+        sees = ancestors(parents, depth)
         positions = starts[:, None] + sees.sum(-1) - 1
         positions = positions.clamp(max=session.target.max_length - 1)  # pads of a row at the end of the context
         output = _forward(session, tokens.clamp(min=0), positions, sees, contexts, trees, wants)
-        paths, finals = _accept(tokens, parents, sees, positions + 1, output, trees, contexts, sampling, sequences)
+        drafted = Nodes(tokens, parents, sees, positions + 1, sequences, depth, seen)
+        paths, finals = _accept(drafted, output, trees, contexts, request.sampling)
     verdicts: list[Verdict] = []
     kept: list[list[int]] = [[] for _ in range(session.batch)]
     for context, tree in zip(contexts, trees, strict=True):
         path = paths[context.slot]
-        drafted = tree.tokens.tolist() if len(path) > 1 else []
-        committed = [drafted[node - 1] for node in path[1:]] + [finals[context.slot]]
-        committed = _until_stop(committed[: context.remaining], stops)
+        drafts = tree.tokens.tolist() if len(path) > 1 else []
+        run = [drafts[node - 1] for node in path[1:]] + [finals[context.slot]]
+        committed = request.ends.cut(context, run)
         path = path[: len(committed)]
         kept[context.slot] = path
         context.tokens += committed
@@ -203,6 +243,8 @@ def _verify(
         logits = None if output.logits is None else output.logits[context.slot, : len(tree) + 1]
         verdicts.append(Verdict(context, tree, path, committed, logits))
     session.keep_paths(kept)
+    if presence is not None:
+        presence.add([(verdict.context.row, verdict.tokens) for verdict in verdicts])
     return verdicts
 
 
@@ -228,46 +270,26 @@ def _forward(
 
 
 def _accept(
-    tokens: Tensor,
-    parents: Tensor,
-    sees: Tensor,
-    positions: Tensor,
-    output: Output,
-    trees: Sequence[Tree],
-    contexts: Sequence[Context],
-    sampling: Sampling,
-    sequences: Tensor,
+    drafted: Nodes, output: Output, trees: Sequence[Tree], contexts: Sequence[Context], sampling: Sampling
 ) -> tuple[list[list[int]], list[int]]:
     """(accepted nodes per row, the target's token behind them per row); the round's one transfer to the host."""
     assert output.logits is not None
-    sampled = [tree for tree in trees if tree.q is not None]
-    if sampled and not sampling.greedy:
+    q = None
+    if not sampling.greedy and any(tree.q is not None for tree in trees):
         if any(tree.q is None and len(tree) for tree in trees):
             raise ValueError("sampled and deterministic drafts in one batch: verify them in batches of their own")
         q = torch.zeros_like(output.logits)
         for context, tree in zip(contexts, trees, strict=True):
             if tree.q is not None:
                 q[context.slot, : len(tree)] = tree.q.to(q)
-        end, final = accept_chain(tokens, q, output.logits, sampling, sequences, positions)
-        on_path = torch.arange(tokens.shape[1], device=end.device) <= end[:, None]
-    else:
-        chosen = choose(output.logits, sampling, sequences[:, None], positions)
-        end, on_path = match_tree(tokens, parents, sees, chosen)
-        final = chosen.gather(1, end[:, None])[:, 0]
+    on_path, final = accept(drafted, output.logits, sampling, q)
     table = torch.cat([final[:, None], on_path.long()], 1).tolist()
     return [[node for node, taken in enumerate(row[1:]) if taken] for row in table], [row[0] for row in table]
 
 
-def _until_stop(tokens: list[int], stops: frozenset[int]) -> list[int]:
-    for place, token in enumerate(tokens):
-        if token in stops:
-            return tokens[: place + 1]
-    return tokens
-
-
-def _retire(session: Session, method: Proposer, live: list[Context], stops: frozenset[int]) -> list[Context]:
+def _retire(session: Session, method: Proposer, live: list[Context], ends: Ends) -> list[Context]:
     """Drops finished rows; the batch itself shrinks only when half of it idles (each time the cache is copied)."""
-    going = [context for context in live if context.remaining > 0 and context.tokens[-1] not in stops]
+    going = [context for context in live if not ends.over(context)]
     for row in {context.row for context in live} - {context.row for context in going}:
         method.end(row)
     if going and len(going) <= session.batch // 2:

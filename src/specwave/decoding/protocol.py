@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
+from specwave.decoding.sampling import DRAFT, Sampling, pick, scores
 from specwave.decoding.tree import Tree
 from specwave.target import Session, Wants
 
@@ -31,6 +33,8 @@ class Context:
     # States that the last forward added, [k, D] per wanted layer: they cover positions [n−1−k, n−1).
     blocks: dict[int, Tensor] = field(default_factory=dict)
     attentions: dict[int, Tensor] = field(default_factory=dict)
+    sampling: Sampling = field(default_factory=Sampling)
+    seen: Tensor | None = None  # bool [V], the distinct tokens so far; kept under a repetition penalty only
 
     @property
     def remaining(self) -> int:
@@ -94,6 +98,35 @@ class BaseProposer:
         return Tree.empty()
 
     def observe(self, verdicts: Sequence[Verdict]) -> None: ...
+
+
+def draw_drafts(
+    logits_BV: Tensor, contexts: Sequence[Context], drafted_BL: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The next draft of a sampled chain in each row: (tokens [B], the distribution q [B, V] they were drawn from).
+
+    A chain may be drawn from anything, but q must be exactly that (transformers#32867), and a draft is accepted the
+    more often the closer q is to the target's *processed* distribution. So the proposer's logits (over the target's
+    ids, −inf where it has no opinion) pass the target's processors, see what the target will have seen, prefix and
+    drafts, and meet noise of their own. The chain then is `Tree.chain(tokens, q=torch.stack(qs))`.
+
+    Args:
+        drafted_BL: the chain's drafts so far; none by default.
+
+    Returns:
+        q None when decoding is greedy: the tokens are then the likeliest ones, and a chain of them is deterministic.
+    """
+    sampling, device = contexts[0].sampling, logits_BV.device
+    drafted = drafted_BL if drafted_BL is not None else torch.empty(len(contexts), 0, dtype=torch.int64, device=device)
+    seen = None
+    if sampling.penalised:
+        seen = torch.stack([context.seen for context in contexts if context.seen is not None])
+        seen = seen.scatter_(1, drafted, True)
+    processed = scores(logits_BV, sampling, seen)
+    sequences = torch.tensor([context.sequence for context in contexts], device=device)
+    positions = torch.tensor([len(context.tokens) for context in contexts], device=device) + drafted.shape[1]
+    tokens = pick(processed, sampling, sequences, positions, DRAFT)
+    return tokens, None if sampling.greedy else processed.softmax(-1)
 
 
 @dataclass(frozen=True)

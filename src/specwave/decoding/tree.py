@@ -31,13 +31,15 @@ class Tree:
     """Drafted tokens int64 [k] and the draft each hangs on, int64 [k], −1 for the root; parents come first.
 
     `q` [k, V] holds the distributions that a *sampled chain* was really drawn from; None for every draft that was made
-    without randomness of its own (top-k trees, copies, argmax chains). An empty tree is plain decoding.
+    without randomness of its own (top-k trees, copies, argmax chains). An empty tree is plain decoding. `depth` is
+    known to those who draft level by level: no draft lies deeper below the root, so that nobody need look.
     """
 
     tokens: Tensor
     parents: Tensor
     q: Tensor | None = None
     resume: Resume | None = None
+    depth: int | None = None
 
     @staticmethod
     def empty(device: torch.device | str = "cpu") -> Tree:
@@ -47,7 +49,7 @@ class Tree:
     @staticmethod
     def chain(tokens: Tensor | list[int], q: Tensor | None = None, resume: Resume | None = None) -> Tree:
         tokens = torch.as_tensor(tokens, dtype=torch.int64)
-        return Tree(tokens, torch.arange(-1, len(tokens) - 1, device=tokens.device), q, resume)
+        return Tree(tokens, torch.arange(-1, len(tokens) - 1, device=tokens.device), q, resume, len(tokens))
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -62,7 +64,7 @@ class Tree:
 
     def cut(self, levels: int) -> Tree:
         """Without the drafts deeper than `levels` below the root."""
-        if len(self) == 0 or levels >= len(self):  # a tree is never deeper than it is large
+        if levels >= (len(self) if self.depth is None else self.depth):  # a tree is never deeper than it is large
             return self
         if levels <= 0:
             return Tree.empty(self.tokens.device)
@@ -71,7 +73,8 @@ class Tree:
         place = torch.full((len(self) + 1,), -1, dtype=torch.int64, device=keep.device)
         place[keep] = torch.arange(len(keep), device=keep.device)  # place[-1] stays −1: the root
         resume = self.resume and Resume(self.resume.block, self.resume.hidden[torch.cat([keep.new_zeros(1), keep + 1])])
-        return Tree(self.tokens[keep], place[self.parents[keep]], None if self.q is None else self.q[keep], resume)
+        q = None if self.q is None else self.q[keep]
+        return Tree(self.tokens[keep], place[self.parents[keep]], q, resume, levels)
 
 
 def nodes(tree: Tree) -> tuple[Tensor, Tensor]:
@@ -80,10 +83,14 @@ def nodes(tree: Tree) -> tuple[Tensor, Tensor]:
     return torch.cat([root, tree.tokens]), torch.cat([root + 1, tree.parents + 1])
 
 
-def ancestors(parents_BK: Tensor) -> Tensor:
-    """bool [B, K, K]: node k sees node j if j is k itself or above it. Doubling, so log2(depth) steps."""
-    count = parents_BK.shape[1]
-    reach = torch.eye(count, device=parents_BK.device).expand(len(parents_BK), -1, -1).clone()
+def ancestors(parents_BK: Tensor, depth: int | None = None) -> Tensor:
+    """bool [B, K, K]: node k sees node j if j is k itself or above it. Doubling, so log2(depth) steps.
+
+    `depth`: no node lies deeper below the root; by default as deep as K nodes can.
+    """
+    size = parents_BK.shape[1]
+    count = size - 1 if depth is None else min(size - 1, depth)  # steps from the deepest node to the root
+    reach = torch.eye(size, device=parents_BK.device).expand(len(parents_BK), -1, -1).clone()
     reach.scatter_(2, parents_BK[:, :, None], 1.0)
     span = 1
     while span < count:

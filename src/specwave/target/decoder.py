@@ -49,6 +49,9 @@ class Block:
         self.query_norm = weights.get("self_attn.q_norm.weight")
         self.key_norm = weights.get("self_attn.k_norm.weight")
 
+    def linears(self) -> tuple[FrozenLinear, ...]:
+        return self.qkv, self.output, self.gate_up, self.down
+
     def attention(self, hidden_BTD: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """The attention sub-layer with its residual; cos, sin broadcast to [B, T, 1, h]."""
         batch, new, _ = hidden_BTD.shape
@@ -90,6 +93,27 @@ def attend_masked(query_BTHh: Tensor, key_BGSh: Tensor, value_BGSh: Tensor, bias
     query = query.reshape(batch, groups, -1, width)
     mixed = F.scaled_dot_product_attention(query, key_BGSh, value_BGSh, attn_mask=bias_B1QS)
     return mixed.view(batch, groups, heads // groups, new, width).permute(0, 3, 1, 2, 4).flatten(2, 3)
+
+
+_QUERIES = 128  # of `attend_exact` at once: float64 scores of a long prompt are large
+
+
+def attend_exact(query_BTHh: Tensor, key_BGSh: Tensor, value_BGSh: Tensor, visible_BTS: Tensor) -> Tensor:
+    """Attention whose result for a query depends on what it sees, not on the slots, queries or rows around it.
+
+    Products of half-precision numbers are exact in float64, and so, but for a rounding of 1e-16, are their sums in any
+    order; the result is rounded once. Invisible slots weigh nothing.
+    """
+    batch, _, heads, width = query_BTHh.shape
+    groups = key_BGSh.shape[1]
+    keys, values = key_BGSh.double()[:, :, None], value_BGSh.double()[:, :, None]
+    parts = []
+    for query, visible in zip(query_BTHh.split(_QUERIES, 1), visible_BTS.split(_QUERIES, 1), strict=True):
+        wide = query.double().view(batch, -1, groups, heads // groups, width).permute(0, 2, 3, 1, 4)
+        scores = (wide @ keys.transpose(-1, -2)) * width**-0.5  # [B, G, H/G, T, S]
+        weights = scores.masked_fill_(~visible[:, None, None], -torch.inf).softmax(-1)
+        parts.append((weights @ values).permute(0, 3, 1, 2, 4).flatten(2, 3).to(query.dtype))
+    return torch.cat(parts, 1)
 
 
 def group_bias(visible_BTS: Tensor, share: int, dtype: torch.dtype) -> Tensor:

