@@ -87,3 +87,17 @@ def shared_data() -> Path:
     if not folder:
         pytest.skip("SPECWAVE_DATA is not set")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def given():
+    """Makes calibrations of a few short conversations that bring their answers, so that nothing is decoded."""
+    from specwave.data.sources import Conversation
+    from specwave.layers.settings import Calibration
+
+    class Given(Calibration):
+        def source(self):
+            turns = [(("user", f"question {place}"), ("assistant", "an answer " * (7 + place))) for place in range(6)]
+            return [Conversation(turn, f"q{place}", "ab"[place % 2]) for place, turn in enumerate(turns)]
+
+    return lambda **more: Given(**{"answers": "given", "rho": 0.5, "block_size": 8, **more})

@@ -59,11 +59,10 @@ mutate tree-mask src/specwave/target/cache.py \
   'return ((offset < 0) | inside)[:, None].expand(-1, new, -1)' tests/target/test_session.py
 mutate ancestors src/specwave/decoding/tree.py \
   'while span < count:' 'while span < count // 4:' tests/decoding/test_tree.py
-mutate draft-roll-back src/specwave/eagle/proposer.py \
-  'cache.lengths = before' 'pass' tests/eagle/test_proposer.py
-mutate end-token src/specwave/decoding/loop.py \
-  'committed = _until_stop(committed[: context.remaining], stops)' 'committed = committed[: context.remaining]' \
-  tests/decoding/test_loop.py
+mutate draft-roll-back src/specwave/eagle/drafting.py \
+  'cache.advance(list(counts))' 'cache.advance([new] * cache.batch)' tests/eagle/test_proposer.py
+mutate end-token src/specwave/decoding/stops.py \
+  'return tokens[: place + 1]' 'return tokens' tests/decoding/test_loop.py tests/decoding/test_stops.py
 mutate noise-reuse src/specwave/decoding/accept.py \
   '(RESIDUAL, TARGET)]' '(1, TARGET)]' tests/decoding/test_distribution.py -k 'alone'
 mutate residual src/specwave/decoding/accept.py \
@@ -77,9 +76,28 @@ mutate cka-centring-unbiased src/specwave/layers/cka.py \
 mutate tie-order-positions src/specwave/layers/blocks.py \
   'order = torch.sort(rest, descending=True, stable=True).indices' \
   'order = len(rest) - 1 - torch.sort(rest.flip(0), descending=True, stable=True).indices' tests/layers/test_blocks.py
-mutate tie-order-sets src/specwave/layers/search.py \
+mutate tie-order-sets src/specwave/layers/groups.py \
   '(-round(group.entropy, 12), group.layers)' '(-round(group.entropy, 12), [-layer for layer in group.layers])' \
   tests/layers/test_search.py
+mutate filter-across src/specwave/layers/rows.py \
+  'return [part.nonzero()[:, 0] + skip_first for part in parts]' 'return [part.nonzero()[:, 0] for part in parts]' \
+  tests/layers/test_rows.py
+mutate averaging src/specwave/layers/blocks.py \
+  'used = kept[: len(row)]' 'used = kept[len(kept) - len(row) :]' tests/layers/test_rows.py
+mutate screening src/specwave/layers/ranking.py \
+  'unsure = (self.entropy >= floor - 2 * self.tolerance) & ~self.exact' 'unsure = ~self.exact & False' \
+  tests/layers/test_ranking.py
+mutate rank-neighbours src/specwave/layers/ranking.py \
+  'unsure = ((self.entropy - own).abs() <= 2 * self.tolerance) & ~self.exact' 'unsure = ~self.exact & False' \
+  tests/layers/test_ranking.py
+mutate weighted-centring src/specwave/layers/stability.py \
+  'share = weight / weight.sum()' 'share = torch.ones_like(weight) / len(weight)' tests/layers/test_stability.py
+mutate right-neighbour src/specwave/layers/search.py \
+  'steep[0] if right_neighbour and steep else 0.0' '0.0' tests/layers/test_search.py
+mutate fingerprint-note src/specwave/target/identity.py \
+  'if noted["state"] == state:' 'if True:' tests/layers/test_passes.py
+mutate cache-owner src/specwave/layers/passes.py \
+  'if fingerprint != job.identity.fingerprint or own != job.settings.rows():' 'if False:' tests/layers/test_passes.py
 mutate tie-order-vocabulary src/specwave/eagle/vocab.py \
   'order = torch.argsort(counts, descending=True, stable=True)' \
   'order = len(counts) - 1 - torch.argsort(counts.flip(0), descending=True, stable=True)' tests/eagle/test_vocab.py

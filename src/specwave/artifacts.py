@@ -100,6 +100,8 @@ def write_torch(path: Path | str, content: Any) -> None:
 def write_figure(path: Path | str, figure: Any) -> list[Path]:
     """A matplotlib figure as `path`.png and `path`.svg (`path` has no suffix), the same file for the same picture."""
     finals = [Path(f"{path}.{kind}") for kind in ("png", "svg")]
+    figure.draw_without_rendering()  # lays it out once; each file would do so twice
+    figure.set_layout_engine("none")
     for final in finals:
         kind = final.suffix[1:]
         options = {"format": kind, "dpi": 200, "metadata": {"Date": None} if kind == "svg" else None}
@@ -235,6 +237,7 @@ class Selection:
     layer_convention: str = LAYER_CONVENTION
     schema: int = SCHEMA
     settings: dict[str, Any] = field(default_factory=dict)
+    optimum: dict[str, Any] | None = None  # the best of all sets of this size, where it was computed
 
     def save(self, path: Path | str) -> None:
         write_json(path, asdict(self))

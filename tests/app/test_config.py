@@ -9,8 +9,10 @@ import torch
 import yaml
 from omegaconf import DictConfig, ListConfig
 
+from specwave.app import complaints
 from specwave.app import config as configs
 from specwave.app.complaints import closest
+from specwave.app.usage import keys_of
 from specwave.artifacts import UserError, conf_dir
 
 
@@ -216,7 +218,7 @@ def options():
     """(app, group, option) for every file below conf/, once for each app that makes the choice."""
     for path in sorted(conf_dir().glob("*/**/*.yaml")):
         group, option = path.parent.relative_to(conf_dir()).as_posix(), path.stem
-        if group in ("experiment", "hydra"):
+        if group in ("experiment", "hydra") or option.startswith("_"):  # a file that options include is none
             continue
         takers = [app for app in APPS if group in choices_of(app)]
         yield from ((app, group, option) for app in takers or [None])
@@ -235,10 +237,8 @@ def test_every_option_is_chosen_by_some_app_and_builds(app, group, option):
     configs.build(app, content)
     target = (content[group] or {}).get("_target_")
     found = configs.locate(target, group) if target else None
-    if dataclasses.is_dataclass(found):  # a file shows every key there is, with nothing left to a hidden default
-        raw = yaml.safe_load((conf_dir() / group / f"{option}.yaml").read_text())
-        shown = {"_target_", *content[group]}
-        assert set(raw) - {"defaults"} == shown or "defaults" in raw
+    if dataclasses.is_dataclass(found):  # `--help` shows every key there is, with nothing left to a hidden default
+        assert set(keys_of(f"{group}/{option}")) == set(content[group]) - {"_target_"}
 
 
 @pytest.mark.parametrize("app", APPS)
@@ -250,8 +250,8 @@ def test_yaml_and_dataclasses_have_the_same_defaults(app):
     for group in choices_of(app):
         if group == "experiment":
             continue
-        for path in sorted((conf_dir() / group).glob("*.yaml")):
-            node = filled(app, f"{group}={path.stem}")[group]
+        for option in complaints.options(group):
+            node = filled(app, f"{group}={option}")[group]
             found = configs.locate(node["_target_"], group) if node and "_target_" in node else None
             if dataclasses.is_dataclass(found):
                 homes.setdefault((group, found), []).append(node)
@@ -272,7 +272,8 @@ def assert_defaults(cls, node, skip=()):
         default = entry.default
         if entry.default_factory is not dataclasses.MISSING:
             default = entry.default_factory()
-        if default is dataclasses.MISSING or entry.name in skip or not entry.init:
+        required = default is dataclasses.MISSING or default == configs.MISSING
+        if required or entry.name in skip or not entry.init:
             continue
         if dataclasses.is_dataclass(default):
             default = dataclasses.asdict(default)
@@ -289,16 +290,16 @@ def test_model_files_are_plain_yaml(path):
 
 
 @pytest.mark.parametrize(
-    ("function", "file"),
+    ("function", "group", "option"),
     [
-        ("specwave.layers.search.elsi", "selector/elsi.yaml"),
-        ("specwave.layers.entropy.matrix_entropy", "selector/elsi.yaml"),
-        ("specwave.layers.blocks.keep_positions", "calibration/builtin.yaml"),
+        ("specwave.layers.search.elsi", "selector", "elsi"),
+        ("specwave.layers.entropy.matrix_entropy", "selector", "elsi"),
+        ("specwave.layers.blocks.keep_positions", "calibration", "builtin"),
     ],
 )
-def test_pure_functions_repeat_the_defaults_of_their_yaml(function, file):
+def test_pure_functions_repeat_the_defaults_of_their_yaml(function, group, option):
     parameters = inspect.signature(configs.locate(function, "function")).parameters
-    settings = yaml.safe_load((conf_dir() / file).read_text())
+    settings = filled("select", f"{group}={option}")[group]
     shared = [key for key, entry in parameters.items() if entry.default is not entry.empty and key in settings]
     assert shared
     assert {key: parameters[key].default for key in shared} == {key: settings[key] for key in shared}

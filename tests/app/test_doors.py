@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from specwave.app.command import read_command_line
+from specwave.app.complaints import explain
+from specwave.app.config import known_keys
 from specwave.artifacts import UserError, conf_dir
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,3 +98,93 @@ def test_options_of_a_folder_of_ones_own(toy, run_toy, tmp_path):
 
 def test_every_door_has_its_config():
     assert all((conf_dir() / f"{door}.yaml").is_file() for door in DOORS)
+
+
+# ---------------------------------------------------------------- files that options include
+
+
+@pytest.fixture
+def included(toy, toy_folder):
+    """`part=wide` and `part=late` share the keys of conf/part/_shared.yaml."""
+    files = {
+        "_shared": "# shared\nm: 5  # from the shared file\nrate: 0.25  # shared too\ninner:\n  depth: 2  # below\n",
+        "wide": "defaults:\n  - _shared\n_target_: specwave.app.toy.Part\nrate: 0.75  # its own\nkind: plain\n",
+        "late": "defaults:\n  - _self_\n  - _shared\n_target_: specwave.app.toy.Part\nrate: 0.75  # its own\n",
+    }
+    paths = {name: toy_folder / f"conf/part/{name}.yaml" for name in files}
+    for name, path in paths.items():
+        path.write_text(files[name])
+    yield
+    for path in paths.values():
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("option", "lines"),
+    [
+        (
+            "wide",
+            [
+                "  part.rate: 0.75  # its own", "  part.kind: plain", "  part.m: 5  # from the shared file",
+                "  part.inner:", "    depth: 2  # below",
+            ],
+        ),
+        (
+            "late",
+            [
+                "  part.rate: 0.25  # shared too", "  part.m: 5  # from the shared file",
+                "  part.inner:", "    depth: 2  # below",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_help_shows_included_keys_as_they_come_out(included, toy, run_toy, option, lines):
+    code, out, _ = run_toy(f"part={option}", "--help")
+    assert code == 0
+    assert out.split(f"part={option}\n")[1].split("\n\n")[0].splitlines() == lines
+    assert run_toy(f"part={option}")[0] == 0
+    assert f"  part.rate: {toy.CALLS[-1][0].part.rate}" in out  # what Hydra makes of the two files
+    assert toy.CALLS[-1][0].part.inner.depth == 2
+
+
+def test_a_file_that_options_include_is_no_option(included, run_toy):
+    assert "  part   late open plain* wide\n" in run_toy("--help")[1]
+    for argv in (["part=_shared"], ["-m", "part=plain,_shared"], ["part=_shared", "--help"], ["part=_share"]):
+        code, out, err = run_toy(*argv)
+        assert (code, out) == (2, "")
+        assert "there is no such option" in err
+        assert "choose one of late, open, plain, wide" in err
+
+
+# ---------------------------------------------------------------- start-up
+
+
+def test_a_launcher_that_is_not_installed_is_named_with_its_extra():
+    from hydra.errors import MissingConfigException
+
+    error = MissingConfigException("Could not find 'hydra/launcher/joblib'", "hydra/launcher/joblib", ["basic"])
+    assert str(explain(error, "select", [], known_keys)) == (
+        "hydra/launcher=joblib: this launcher is a package of its own: pip install 'specwave[sweep]'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "heavy"),
+    [
+        (["--help"], set()),
+        (["selector.k_bem=3"], set()),
+        (["--cfg", "job"], set()),
+        (["resume=true"], {"torch", "numpy"}),  # checked in full: the config's classes lie beside their maths
+    ],
+)
+def test_what_is_imported_before_a_run_begins(tmp_path, argv, heavy):
+    """Libraries that take seconds to import; those of a run arrive when it needs them."""
+    script = (
+        "import sys; from specwave.app.door import run_door; run_door('select', sys.argv[1:]); "
+        "heavy = 'torch numpy transformers pytorch_lightning deepspeed wandb datasets pandas matplotlib'.split(); "
+        "print('imported', *(name for name in heavy if name in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *argv], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert set(done.stdout.splitlines()[-1].split()[1:]) <= heavy

@@ -7,31 +7,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 import yaml
 from safetensors.torch import load_file
 
-from specwave.app.select import SelectConfig, main
+from specwave.app.select import SelectConfig, main, prepare
 from specwave.artifacts import Selection, UserError
-from specwave.data.conversations import Sample
-from specwave.layers import cka_matrix, elsi, exhaustive, keep_positions, matrix_entropy, transitions
-from specwave.layers.calibrate import Calibration
-from specwave.layers.selectors import Elsi, Fixed
+from specwave.layers import cka_matrix, elsi, elsi_c, exhaustive, keep_positions, matrix_entropy, transitions
+from specwave.layers.analysis import Analysis
+from specwave.layers.selectors import Elsi, ElsiC, Exhaustive, Fixed
+from specwave.layers.settings import HUBS, Calibration, File, Mixed, ShareGpt, UltraChat
 from specwave.target import ModelConfig
 from specwave.target.tiny import make_tiny
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
-
-
-class Given(Calibration):
-    """Random conversations instead of answers."""
-
-    def samples(self, target):
-        draw = torch.Generator().manual_seed(0)
-        return [
-            Sample(torch.randint(3, 259, (length,), generator=draw).tolist(), [True] * length, f"q{length}")
-            for length in range(30, 80, 9)
-        ]
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +27,24 @@ def model(tmp_path_factory):
     return ModelConfig("tiny", str(make_tiny(tmp_path_factory.mktemp("tiny"))), dtype="float32", device="cpu")
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("SPECWAVE_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
 def run_in(folder):
     said, noted = [], {}
     return SimpleNamespace(folder=folder, resume=False, say=said.append, note=noted.update, said=said, noted=noted)
 
 
-@pytest.mark.parametrize("selector", [Elsi(m=2, k_beam=4), Fixed("eagle3")])
-def test_the_files_keep_the_contract(selector, model, tmp_path):
+@pytest.mark.parametrize("selector", [Elsi(m=2, k_beam=4), ElsiC(), Exhaustive(m=4), Fixed("eagle3")])
+def test_the_files_keep_the_contract(selector, model, tmp_path, given):
     run = run_in(tmp_path)
-    main(SelectConfig(model, Given(rho=0.5, block_size=8), selector), run)
-    names = {"selection.json", "grams.safetensors", "entropy.png", "entropy.svg", "cka.png", "cka.svg"}
+    main(SelectConfig(model, given(), selector, Analysis()), run)
+    pictures = ["entropy", "cka", "partners", "ranking"] + ["frontier"] * isinstance(selector, Elsi | ElsiC)
+    names = {"selection.json", "grams.safetensors", "analysis.json", "analysis.safetensors"}
+    names |= {f"{name}.{kind}" for name in pictures for kind in ("png", "svg")}
+    names |= {"ranking.csv"} if isinstance(selector, Exhaustive) else set()
     assert {path.name for path in tmp_path.iterdir()} == names
     grams = load_file(tmp_path / "grams.safetensors")["grams"]
     found = json.loads((tmp_path / "selection.json").read_text())
@@ -57,14 +53,20 @@ def test_the_files_keep_the_contract(selector, model, tmp_path):
     assert found["selector"] == selector.name
     assert found["layers"] == found["beam"][0]["layers"] == sorted(found["layers"])
     assert found["m"] == len(found["layers"])
-    assert [entry["layers"] for entry in found["beam"]] == [list(group.layers) for group in selector.select(grams)]
+    assert [entry["layers"] for entry in found["beam"]] == [
+        list(group.layers) for group in selector.select(grams).groups
+    ]
     assert found["entropy"] == pytest.approx(matrix_entropy(grams[found["layers"]].sum(0)).item())
     assert found["layer_entropy"] == pytest.approx(matrix_entropy(grams).tolist())
     assert found["transitions"] == pytest.approx(transitions(cka_matrix(grams)).tolist())
     calibration = found["calibration"]
     assert calibration["rows"] == grams.shape[-1]
     assert calibration["fingerprint"] == found["fingerprint"] == model.load().fingerprint
-    assert calibration["tokens_seen"] == sum(range(30, 80, 9))
+    assert calibration["prompts"] == 6
+    optimum = found["optimum"]
+    (best,) = exhaustive(grams, found["m"], top=1)
+    assert optimum["layers"] == list(best.layers)
+    assert optimum["gap"] == pytest.approx(best.entropy - found["entropy"], abs=1e-12)
     assert (calibration["rho"], calibration["prompts_dropped"]) == (0.5, 0)
     assert found["settings"]["selector"] == asdict(selector)
 
@@ -78,20 +80,71 @@ def test_the_files_keep_the_contract(selector, model, tmp_path):
 
 def test_a_mistake_is_found_before_anything_is_answered(model, tmp_path):
     class Never(Calibration):
-        def samples(self, target):
+        def source(self):
             raise AssertionError("the answers take minutes: check first")
 
-    for selector, key in ((Elsi(m=9), "selector.m"), (Fixed(layers=[8]), "selector.layers")):
+    wrong = [
+        (Elsi(m=9), Analysis(), "selector.m"),
+        (Fixed(layers=[8]), Analysis(), "selector.layers"),
+        (Exhaustive(max_sets=10), Analysis(), "selector.m"),
+    ]
+    for selector, analysis, key in wrong:
         with pytest.raises(UserError) as caught:
-            main(SelectConfig(model, Never(), selector), run_in(tmp_path))
+            main(SelectConfig(model, Never(), selector, analysis), run_in(tmp_path))
         assert caught.value.key == key
     assert not list(tmp_path.iterdir())
 
 
-def test_no_block_left_leaves_no_file(model, tmp_path):
+def test_no_block_left_leaves_no_file(model, tmp_path, given):
     with pytest.raises(UserError, match=r"smaller calibration\.block_size"):
-        main(SelectConfig(model, Given(block_size=64), Elsi()), run_in(tmp_path))
+        main(SelectConfig(model, given(block_size=640), Elsi(), Analysis()), run_in(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+def test_everything_that_can_be_looked_into(model, tmp_path, given):
+    run = run_in(tmp_path)
+    analysis = Analysis(ranking="always", resamples=20, sensitivity=True)
+    main(SelectConfig(model, given(rho=1.0, block_size=4), Elsi(m=3), analysis), run)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names >= {"stability.png", "stability.svg", "sensitivity.csv", "sensitivity.md", "ranking.png"}
+    content = json.loads((tmp_path / "analysis.json").read_text())
+    assert [entry["over"] for entry in content["stability"]] == ["prompts", "domains"]
+    for entry in content["stability"]:
+        assert entry["sentence"] in run.said
+        assert sum(one["share"] for one in entry["sets"]) == pytest.approx(1)
+    assert content["sensitivity"][0]["layers"] == run.noted["layers"]
+    assert len(content["partners"]) == 8
+    assert [len(beam[0]["layers"]) for beam in content["frontier"]] == [1, 2, 3]
+    lines = (tmp_path / "sensitivity.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(content["sensitivity"])
+    assert lines[0].startswith("option,value,rows,layers,entropy,rank_")
+
+
+def test_the_full_ranking_is_a_file(model, tmp_path, given):
+    main(SelectConfig(model, given(), Exhaustive(m=3), Analysis(figures=False)), run_in(tmp_path))
+    lines = (tmp_path / "ranking.csv").read_text().splitlines()
+    assert lines[0] == "rank,layers,entropy,precision"
+    assert len(lines) == 1 + 56
+    entropies = [float(line.split(",")[2]) for line in lines[1:]]
+    assert entropies == sorted(entropies, reverse=True)
+
+
+def test_a_sweep_is_prepared_by_one_pass(model, tmp_path, monkeypatch, given):
+    said, loads, load = [], [], ModelConfig.load
+    monkeypatch.setattr(ModelConfig, "load", lambda self: loads.append(1) or load(self))
+    configs = [
+        SelectConfig(model, given(rho=rho, block_size=size), Elsi(k_beam=k_beam), Analysis(figures=False))
+        for rho in (0.5, 1.0)
+        for size in (4, 8)
+        for k_beam in (1, 10)
+    ]
+    prepare(configs, said.append)
+    assert (said, len(loads)) == (["calibration: 4 settings; one pass for 4"], 1)
+    for place, config in enumerate(configs):
+        run = run_in(tmp_path / str(place))
+        main(config, run)
+        assert run.noted["calibration"] == "re-used"
+    assert len(loads) == 1
 
 
 @pytest.mark.parametrize(
@@ -116,19 +169,80 @@ def test_calibration_out_of_range(settings, key):
     assert caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [([0.5, 0.6], "1.1"), ([1.0], "weights"), ([1.5, -0.5], "weights")],
+)
+def test_weights_that_do_not_add_up(weights, message):
+    with pytest.raises(UserError, match=message) as caught:
+        Mixed(sources=["builtin", "x.jsonl"], weights=weights)
+    assert caught.value.key == "calibration.weights"
+
+
+def test_a_mixture_takes_its_shares(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps({"id": f"m{place}", "prompt": f"text {place}"}) + "\n" for place in range(40)))
+    found = Mixed(sources=["builtin", str(path)], weights=[0.25, 0.75], limit=40).conversations()
+    assert len(found) == 40
+    assert sum("text" in conversation.messages[0][1] for conversation in found) == 30
+
+
 def content(name):
-    return {key: value for key, value in yaml.safe_load((CONF / name).read_text()).items() if key != "_target_"}
+    path = CONF / name
+    own = {key: value for key, value in yaml.safe_load(path.read_text()).items() if key not in ("_target_", "defaults")}
+    shared = yaml.safe_load((path.parent / "_rows.yaml").read_text()) if path.parent.name == "calibration" else {}
+    return shared | own
 
 
-def test_defaults_are_the_same_in_yaml_settings_and_functions():
-    assert content("selector/elsi.yaml") == asdict(Elsi())
-    assert content("selector/fixed.yaml") == asdict(Fixed())
-    assert content("calibration/builtin.yaml") == asdict(Calibration()) | {"seed": "${seed}"}
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("selector/elsi.yaml", Elsi()),
+        ("selector/elsi_c.yaml", ElsiC()),
+        ("selector/exhaustive.yaml", Exhaustive()),
+        ("selector/fixed.yaml", Fixed()),
+        ("calibration/builtin.yaml", Calibration()),
+        ("calibration/jsonl.yaml", File()),
+        ("calibration/sharegpt.yaml", ShareGpt()),
+        ("calibration/ultrachat.yaml", UltraChat()),
+        ("calibration/mixed.yaml", Mixed()),
+        ("analysis/brief.yaml", Analysis()),
+        ("analysis/full.yaml", Analysis(ranking="always", resamples=200, sensitivity=True)),
+        ("analysis/none.yaml", Analysis(ranking="never", figures=False)),
+    ],
+)
+def test_defaults_are_the_same_in_yaml_and_settings(name, settings):
+    expected = asdict(settings)
+    assert content(name) == expected | ({"seed": "${seed}"} if "seed" in expected else {})
 
+
+def test_defaults_are_the_same_in_settings_and_functions():
     def default(function, name):
         return inspect.signature(function).parameters[name].default
 
     for name in ("k_beam", "k_expand", "alpha"):
         assert default(elsi, name) == getattr(Elsi(), name)
+    for name in ("k_beam", "k_pool", "alpha", "right_neighbour", "unbiased"):
+        assert default(elsi_c, name) == getattr(ElsiC(), name)
     assert default(exhaustive, "alpha") == default(matrix_entropy, "alpha") == Elsi().alpha
+    assert default(exhaustive, "top") == Exhaustive().top
     assert default(keep_positions, "skip_first") == Calibration().skip_first
+
+
+def test_a_local_copy_of_a_public_set(tmp_path):
+    """Public dumps hold conversations without an answer: passed over, with a warning, where answers are given."""
+    path = tmp_path / "dump.json"
+    turns = [
+        [{"from": "human", "value": f"q{place}"}, {"from": "gpt", "value": "a"}][: 1 + place % 2] for place in range(6)
+    ]
+    path.write_text(json.dumps([{"id": f"c{place}", "conversations": turn} for place, turn in enumerate(turns)]))
+    with pytest.warns(UserWarning, match="3 of 6 conversations have no answer"):
+        found = ShareGpt(path=str(path)).conversations()
+    assert [one.id for one in found] == ["c1", "c3", "c5"]
+    assert len(UltraChat(path=str(path), answers="regenerate").conversations()) == 6
+
+
+def test_a_mixture_names_the_options():
+    for name, made in HUBS.items():
+        own = content(f"calibration/{name}.yaml")
+        assert (own["path"], own["split"]) == (made.path, made.split)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from specwave.layers.cka import conditional_cka
 from specwave.layers.entropy import matrix_entropy
-from specwave.layers.search import Group, best, elsi, elsi_c, exhaustive, score
+from specwave.layers.groups import Group, best, score
+from specwave.layers.search import elsi, elsi_c, exhaustive
 
 
 def states(layers, rows=8, columns=3, seed=0):
@@ -125,3 +126,31 @@ def test_m_outside_the_model(m):
     for search in (elsi, elsi_c, exhaustive):
         with pytest.raises(ValueError, match="m must be in 1"):
             search(torch.eye(3).expand(3, 3, 3), m)
+
+
+def test_layer_0_takes_the_transition_of_layer_1_with_right_neighbour():
+    """A stack that changes only from layer 0 to 1: δ(1) is largest, and with the option δ(0) equals it, a tie that the
+    lower layer wins."""
+    z = states(6, seed=4)
+    z[2:] = z[1] + 1e-3 * states(4, seed=5)
+    grams = z @ z.mT
+    pairs = {
+        option: {group.layers for group in elsi_c(grams, 2, k_beam=6, k_pool=1, right_neighbour=option)}
+        for option in (False, True)
+    }
+    for seed in range(2, 6):
+        assert (1, seed) in pairs[False]
+        assert (0, seed) not in pairs[False]
+        assert (0, seed) in pairs[True]
+
+
+def test_steps_hold_the_beam_of_every_size():
+    grams = (z := states(6, seed=1)) @ z.mT
+    for search in (elsi, elsi_c):
+        steps = []
+        found = search(grams, 4, k_beam=3, steps=steps)
+        assert [len(beam[0].layers) for beam in steps] == [1, 2, 3, 4]
+        assert steps[-1] == found
+        for before, after in itertools.pairwise(steps):
+            for group in after:  # each child widens a set of the beam before it
+                assert any(set(parent.layers) < set(group.layers) for parent in before)

@@ -5,8 +5,8 @@ import torch
 
 from specwave.artifacts import UserError
 from specwave.layers.entropy import matrix_entropy
-from specwave.layers.search import elsi
-from specwave.layers.selectors import Elsi, Fixed, fixed_rule
+from specwave.layers.search import elsi, elsi_c, exhaustive
+from specwave.layers.selectors import Elsi, ElsiC, Exhaustive, Fixed, fixed_rule, fixed_rules
 
 
 @pytest.fixture
@@ -48,15 +48,68 @@ def test_an_unknown_rule_blames_the_key_of_the_caller():
 
 
 def test_elsi_is_the_search_with_its_settings(grams):
-    assert Elsi(m=2, k_beam=4, k_expand=3, alpha=2.0).select(grams) == elsi(grams, 2, 4, 3, 2.0)
-    assert len(Elsi().select(grams)) == 10
+    assert Elsi(m=2, k_beam=4, k_expand=3, alpha=2.0).select(grams).groups == elsi(grams, 2, 4, 3, 2.0)
+    found = Elsi().select(grams)
+    assert [len(beam) for beam in found.steps] == [8, 10, 10]
+    assert found.steps[-1] == found.groups
+    assert [len(group.layers) for beam in found.steps for group in beam[:1]] == [1, 2, 3]
+
+
+def test_elsi_c_is_the_search_with_its_settings(grams):
+    own = ElsiC(m=3, k_beam=2, k_pool=1, right_neighbour=True, unbiased=True)
+    assert own.select(grams).groups == elsi_c(grams, 3, 2, 1, right_neighbour=True, unbiased=True)
+    with pytest.raises(UserError, match="at least 4 rows"):
+        own.select(grams[:, :3, :3])
+
+
+def test_exhaustive_is_the_ranking_with_its_settings(grams):
+    found = Exhaustive(m=4, top=7).select(grams)
+    assert found.groups == exhaustive(grams, 4, top=7)
+    assert len(found.ranking) == 70
+    with pytest.raises(UserError, match=r"selector\.m=4: 70 sets of 4 of 8 layers are more than selector\.max_sets=69"):
+        Exhaustive(m=4, max_sets=69).check(8)
+
+
+def test_seeded_random_layers():
+    drawn = {Fixed(rule="random", m=3, seed=seed).check(30) for seed in range(40)}
+    assert len(drawn) > 35
+    assert all(len(set(layers)) == 3 and list(layers) == sorted(layers) for layers in drawn)
+    assert Fixed(rule="random", m=3, seed=7).check(30) == Fixed(rule="random", m=3, seed=7).check(30)
+    assert {layer for layers in drawn for layer in layers} > set(range(0, 30, 29))
+    with pytest.raises(UserError, match=r"selector\.m must be ≤ 2"):
+        Fixed(rule="random", m=3).check(2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"layers": [5, 23, 35]}, (5, 23, 35)),
+        ({"layers": [5, 23, 35], "paper_ids_are": "input"}, (4, 22, 34)),  # the paper's ELSI set for Qwen3-4B
+        ({"rule": "eagle3"}, (2, 18, 33)),
+        ({"rule": "eagle3", "paper_ids_are": "input"}, (1, 17, 32)),
+        ({"rule": "eagle3_release", "paper_ids_are": "input"}, (1, 17, 32)),  # in our convention already
+        ({"rule": "eagle2", "paper_ids_are": "input"}, (35,)),
+    ],
+)
+def test_the_papers_ids(settings, expected):
+    assert Fixed(**settings).check(36) == expected
+
+
+def test_input_0_is_no_block_output():
+    with pytest.raises(UserError, match="input 0 is the embedding"):
+        Fixed(layers=[0, 5], paper_ids_are="input").check(36)
+    assert Fixed(layers=[36], paper_ids_are="input").check(36) == (35,)
+
+
+def test_rules_of_a_small_model():
+    assert set(fixed_rules(4)) == {"eagle2", "low_entropy"}
 
 
 def test_fixed_measures_what_it_names(grams):
-    (group,) = Fixed().select(grams)
+    (group,) = Fixed().select(grams).groups
     assert group.layers == (2, 4, 5)
     assert group.entropy == pytest.approx(matrix_entropy(grams[[2, 4, 5]].sum(0)).item())
-    assert Fixed(layers=[7, 0]).select(grams)[0].layers == (0, 7)
+    assert Fixed(layers=[7, 0]).select(grams).groups[0].layers == (0, 7)
 
 
 def test_m_above_the_model():
@@ -84,6 +137,10 @@ def test_layers_that_cannot_be(layers, message):
         (lambda: Elsi(k_expand=-1), "selector.k_expand"),
         (lambda: Elsi(alpha=0.0), "selector.alpha"),
         (lambda: Fixed(alpha=-1.0), "selector.alpha"),
+        (lambda: Fixed(m=0), "selector.m"),
+        (lambda: ElsiC(k_pool=0), "selector.k_pool"),
+        (lambda: ElsiC(m=-2), "selector.m"),
+        (lambda: Exhaustive(top=0), "selector.top"),
     ],
 )
 def test_settings_out_of_range(make, key):

@@ -9,22 +9,24 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import hydra
-import yaml
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from omegaconf import DictConfig
 
+from specwave.app import collate as collation
 from specwave.app import config as configs
 from specwave.app.complaints import explain, is_group, parse
-from specwave.app.job import Job, complain, exit_code, is_main, join, launched_by
-from specwave.app.run import RUN_FILE, claim, make
+from specwave.app.job import Job, complain, exit_code, is_main, join, launched_by, take_codes
+from specwave.app.run import changed_settings, claim, make
 from specwave.app.usage import usage
 from specwave.artifacts import UserError, conf_dir
+
+LONGEST_TABLE = 40  # rows of a sweep on the console
 
 
 def run_command(app: str, argv: Sequence[str]) -> int:
@@ -109,7 +111,7 @@ def check_choices(app: str, overrides: Sequence[str]) -> None:
 
 def _run(app: str, request: Request) -> int:
     if request.help:
-        print(usage(app, request.overrides))
+        print(usage(app, first_choices(request.overrides)))
         return 0
     job = Job(app, [sys.argv[0], *sys.argv[1:]])
     if request.flags:
@@ -129,13 +131,64 @@ def _run(app: str, request: Request) -> int:
         _hydra(job, arguments)
         return job.codes[-1]
     print(f"run folder: {folder}", flush=True)
-    begun = time.time()
+    if is_main():
+        prepare(app, request.overrides, composed, folder)
+    take_codes(folder)  # those of a sweep that was interrupted
     _hydra(job, [*arguments, "--multirun"])
-    codes = job.codes or codes_since(folder, begun)
+    codes = job.codes + take_codes(folder)
+    if is_main():
+        collate(app, folder)
     failed = [code for code in codes if code]
     jobs = "1 job" if len(codes) == 1 else f"{len(codes)} jobs"
     print(f"{jobs}, {len(failed)} failed" if failed else f"{jobs}, all finished", flush=True)
     return min(failed, default=0)  # 1 when any job crashed, 2 when the user's mistakes are all there is
+
+
+def prepare(app: str, overrides: Sequence[str], composed: DictConfig, folder: Path) -> None:
+    """Calls the app's `prepare(configs, say)`, where it has one, for the jobs of a sweep that are still to do.
+
+    What several jobs need is made there once, before any of them starts. A job whose config is wrong is left out: it
+    will say so itself.
+    """
+    hook = getattr(configs.app_module(app), "prepare", None)
+    if hook is None:
+        return
+    finished = [record for record in collation.records(folder).values() if record["status"] == "finished"]
+    composer = configs.Composer(app)
+    wanted: dict[str, Any] = {}
+    for job in job_overrides(overrides, composed):
+        try:
+            content = configs.check(app, composer(job))
+            if not any(record["app"] == app and not changed_settings(record, content) for record in finished):
+                wanted.setdefault(repr(content), configs.build(app, content))
+        except UserError:
+            continue
+    if wanted:
+        hook(list(wanted.values()), lambda text: print(text, flush=True))
+
+
+def job_overrides(overrides: Sequence[str], composed: DictConfig) -> list[list[str]]:
+    """The overrides of every job of a sweep, Hydra's own included; [] where another sweeper than Hydra's basic one
+    chooses them as it goes."""
+    sweeper = composed.hydra.sweeper
+    if not sweeper._target_.endswith(".BasicSweeper"):
+        return []
+    given = parse(overrides)
+    own = [entry.input_line or "" for entry in given if entry.is_hydra_override()]
+    listed = parse([f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()])
+    swept = [*listed, *(entry for entry in given if not entry.is_hydra_override())]
+    if any(entry.is_sweep_override() and not entry.is_discrete_sweep() for entry in swept):
+        return []  # an interval: Hydra refuses it in a moment
+    return [[*own, *job] for job in BasicSweeper.split_arguments(swept, None)[0]]
+
+
+def collate(app: str, folder: Path) -> None:
+    """Writes and prints what all jobs of a sweep have in common: one table, one picture."""
+    table = collation.rows(folder)
+    if table:
+        written = collation.write(folder, app, table)
+        print(collation.markdown(table, LONGEST_TABLE), flush=True)
+        print(f"written: {', '.join(path.name for path in written)} in {folder}", flush=True)
 
 
 def choose_folder(composed: DictConfig, key: str, overrides: Sequence[str]) -> Path:
@@ -167,9 +220,3 @@ def _hydra(job: Job, arguments: Sequence[str]) -> None:
         raise complaint from None
     finally:
         sys.argv = before
-
-
-def codes_since(folder: Path, begun: float) -> list[int]:
-    """Exit codes that jobs in other processes left in their run.yaml."""
-    fresh = [path for path in folder.rglob(RUN_FILE) if path.stat().st_mtime >= begun - 1]
-    return [yaml.safe_load(path.read_text(encoding="utf-8")).get("exit_code", 1) for path in fresh]

@@ -60,7 +60,16 @@ def groups() -> list[str]:
 
 
 def options(group: str) -> list[str]:
-    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+    """A group's choices; a file whose name begins with _ is none, but what options include."""
+    return sorted(path.stem for path in (conf_dir() / group).glob("[!_]*.yaml"))
+
+
+def refuse_includes(overrides: Sequence[str]) -> None:
+    """Hydra would take `calibration=_rows`: a file that only options include."""
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if value.startswith("_") and is_group(key.lstrip("+")):
+            raise one_of(key, value, options(key.lstrip("+")))
 
 
 # ---------------------------------------------------------------- names
@@ -135,7 +144,9 @@ def _no_such_option(error: MissingConfigException) -> UserError:
     found = list(error.options or []) or _listed(str(error))
     if not group or not found:
         return UserError("config", wanted, "there is no such config file")
-    return one_of(group, option, found)
+    if (group, option) == ("hydra/launcher", "joblib"):
+        return UserError(group, option, "this launcher is a package of its own: pip install 'specwave[sweep]'")
+    return one_of(group, option, [name for name in found if not name.startswith("_")])
 
 
 def _listed(message: str) -> list[str]:

@@ -7,9 +7,11 @@ No DictConfig or ListConfig leaves this file.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,10 +19,12 @@ from typing import Any, get_origin, get_type_hints
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specwave.app.complaints import explain, no_such_key, one_of
+from specwave.app.complaints import explain, no_such_key, one_of, parse, refuse_includes
 from specwave.app.kinds import (
     dataclass_of,
     expected,
@@ -82,6 +86,7 @@ def config_class(app: str) -> type:
 def compose(app: str, overrides: Sequence[str]) -> DictConfig:
     """The composed config with its `hydra` node. Raises UserError on whatever the overrides get wrong."""
     try:
+        refuse_includes(overrides)
         with initialize_config_dir(str(conf_dir()), job_name=app, version_base=VERSION_BASE):
             return hydra_compose(app, list(overrides), return_hydra_config=True)
     except Exception as error:
@@ -89,6 +94,36 @@ def compose(app: str, overrides: Sequence[str]) -> DictConfig:
         if complaint is None:
             raise
         raise complaint from None
+
+
+class Composer:
+    """`compose` for the jobs of one sweep: conf/ is read once for each set of choices, and values are put in by the
+    function with which Hydra puts them in last."""
+
+    def __init__(self, app: str):
+        self.app = app
+        self.bases: dict[tuple[str, ...], DictConfig] = {}
+
+    def __call__(self, overrides: Sequence[str]) -> DictConfig:
+        values = [override for override in overrides if _sets_a_value(override)]
+        choices = tuple(override for override in overrides if override not in values)
+        if any(choice.startswith(("+", "~")) for choice in choices):
+            return compose(self.app, overrides)  # keys that come and go: their order counts
+        if choices not in self.bases:
+            self.bases[choices] = compose(self.app, choices)
+        composed = copy.deepcopy(self.bases[choices])
+        try:
+            ConfigLoaderImpl._apply_overrides_to_config(parse(values), composed)
+        except HydraException:
+            return compose(self.app, overrides)  # says what is wrong
+        return composed
+
+
+def _sets_a_value(override: str) -> bool:
+    """Whether an override sets a key of the config; groups of options have no dots in their names."""
+    key = override.partition("=")[0]
+    dotted = re.fullmatch(r"\w+(\.\w+)+", key) is not None and not key.startswith("hydra.")
+    return dotted or key in {entry.name for entry in dataclasses.fields(Common)}
 
 
 def known_keys(app: str, overrides: Sequence[str], hydra: bool = False) -> list[str]:

@@ -20,10 +20,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from specwave.app import config as configs
+from specwave.app.door import prepare_environment
 from specwave.app.run import RUN_FILE, Record, Run, alone, read_run, refuse_changes
 from specwave.artifacts import UserError
 
 LAUNCH = "SPECWAVE_LAUNCH"  # tells the processes a run starts which run they belong to
+EXIT_CODES = ".exit_codes"  # in a sweep's folder while its jobs run in other processes: a line for each that ended
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 
 
@@ -33,15 +35,22 @@ class Job:
     def __init__(self, app: str, command: list[str]):
         self.app, self.command = app, command
         self.codes: list[int] = []  # exit codes of the jobs that ran in this process
+        self.pid = os.getpid()  # of the process that began the sweep
 
     def __call__(self, composed: DictConfig) -> Any:
         """What `main` returned, for sweepers that optimise it; nan when the job failed."""
         settings = HydraConfig.get()
         number = settings.job.num if settings.mode == RunMode.MULTIRUN else None
         folder, overrides = Path(settings.runtime.output_dir), list(settings.overrides.task)
+        elsewhere = os.getpid() != self.pid
+        if elsewhere:
+            prepare_environment()  # a launcher's process has not come through the door
         with own_environment():
             code, value = self.attempt(composed, folder, overrides, number)
-        self.codes.append(code)
+        if not elsewhere:
+            self.codes.append(code)
+        elif is_main():
+            leave_code(Path(settings.sweep.dir), code)
         return value if code == 0 else float("nan")
 
     def attempt(self, composed: DictConfig, folder: Path, overrides: list[str], number: int | None) -> tuple[int, Any]:
@@ -104,6 +113,23 @@ class Job:
         )
         os.environ[LAUNCH] = json.dumps({"pid": os.getpid(), "folder": str(run.folder), "resume": run.resume})
         return record
+
+
+def leave_code(folder: Path, code: int) -> None:
+    """Tells the process that began a sweep how a job ended: a job refused for what lies in its folder writes nothing
+    there, and one that was skipped wrote long ago."""
+    with open(folder / EXIT_CODES, "a", encoding="utf-8") as stream:
+        stream.write(f"{code}\n")  # one write of a few bytes: lines of several processes stay whole
+
+
+def take_codes(folder: Path) -> list[int]:
+    """The exit codes that jobs in other processes have left, once."""
+    path = folder / EXIT_CODES
+    if not path.exists():
+        return []
+    codes = [int(line) for line in path.read_text(encoding="utf-8").split()]
+    path.unlink()
+    return codes
 
 
 def complain(error: UserError, prefix: str = "error") -> None:

@@ -27,8 +27,13 @@ try:
 except ImportError:  # no file locks on this system
     fcntl = None  # type: ignore[assignment]
 
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's where PyYAML has it: a sweep reads many
 RUN_FILE = "run.yaml"
 HARMLESS = ("resume", "allow_targets")  # keys that may change when a run goes on
+OWN_KEYS = {  # of run.yaml; whatever else stands there is a fact that `main` noted
+    *("app", "status", "started", "command", "overrides", "seed", "git", "versions", "attempts", "config"),
+    *("exit_code", "error", "wall_seconds", "peak_memory_bytes", "peak_gpu_memory_bytes"),
+}
 PACKAGES = ("torch", "transformers", "pytorch-lightning", "hydra-core", "omegaconf", "numpy", "safetensors")
 
 
@@ -75,6 +80,14 @@ def make(folder: Path, key: str) -> None:
         raise UserError(key, folder, f"no folder can be made there ({error.strerror})") from None
 
 
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file; None when it cannot be read."""
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+
+
 def read_run(folder: Path, key: str) -> dict[str, Any] | None:
     """The run.yaml of a folder; None when it holds no run.
 
@@ -83,10 +96,7 @@ def read_run(folder: Path, key: str) -> dict[str, Any] | None:
     path = folder / RUN_FILE
     if not path.exists():
         return None
-    try:
-        record = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        record = None
+    record = read_yaml(path)
     if not isinstance(record, dict) or not {"app", "status", "config"} <= record.keys():
         raise UserError(key, folder, f"its {RUN_FILE} cannot be read: choose another folder")
     empty = [entry.name for entry in folder.iterdir()] == [RUN_FILE]
@@ -104,11 +114,17 @@ def changed_keys(old: Any, new: Any, path: str = "") -> list[str]:
     return [] if old == new else [path]
 
 
+def changed_settings(record: dict[str, Any], content: dict[str, Any]) -> list[str]:
+    """The keys that make a recorded run another one than a config's."""
+    changed = changed_keys(record["config"], plain(content))
+    return [name for name in changed if name.split(".")[0] not in HARMLESS]
+
+
 def refuse_changes(record: dict[str, Any], app: str, content: dict[str, Any], folder: Path, key: str) -> None:
     """Going on needs the app and the settings the run began with."""
     if record["app"] != app:
         raise UserError(key, folder, f"this folder holds a run of {record['app']}: choose another folder")
-    changed = [name for name in changed_keys(record["config"], plain(content)) if name.split(".")[0] not in HARMLESS]
+    changed = changed_settings(record, content)
     if changed:
         raise UserError(
             key,
@@ -198,9 +214,10 @@ def git_state() -> dict[str, Any] | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
 
     try:
-        if Path(git("rev-parse", "--show-toplevel")).resolve() != root.resolve():
+        top, revision = git("rev-parse", "--show-toplevel", "HEAD").splitlines()
+        if Path(top).resolve() != root.resolve():
             return None  # installed somewhere inside another project
-        return {"revision": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+        return {"revision": revision, "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None
 

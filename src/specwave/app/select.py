@@ -1,19 +1,25 @@
 """`select.py`: which layers of a target a drafter should see.
 
-load → answer the calibration prompts → Grams → select → selection.json, grams.safetensors, two pictures, a table.
+calibrate (or re-use a pass) → select → analyse → pictures, tables, selection.json.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from specwave.app.select_report import Findings, draw, standing_table, write_data
 from specwave.artifacts import Selection, UserError, write_tensors
-from specwave.layers.calibrate import SPREAD_TOKENS, Calibrated, calibrate, record
-from specwave.layers.cka import borders, cka_matrix, transitions
-from specwave.layers.entropy import matrix_entropy
-from specwave.layers.search import Group, score
-from specwave.layers.selectors import RULES, fixed_rule
+from specwave.layers.analysis import rule_standings, standings
+from specwave.layers.calibrate import Calibrated
+from specwave.layers.passes import calibrated
+from specwave.layers.ranking import Ranking, worth_it
+from specwave.layers.rows import Rows
+from specwave.layers.selectors import fixed_rule
+from specwave.layers.sensitivity import sensitivity
+from specwave.layers.settings import Calibration, record
+from specwave.layers.stability import Stability, bootstrap
 
 if TYPE_CHECKING:
     from specwave.app.run import Run
@@ -21,76 +27,113 @@ if TYPE_CHECKING:
 
 @dataclass
 class SelectConfig:
-    """`conf/select.yaml`, groups already built: a ModelConfig, a Calibration, a selector."""
+    """`conf/select.yaml`, groups already built: a ModelConfig, a Calibration, a selector, an Analysis."""
 
     model: Any
     calibration: Any
     selector: Any
+    analysis: Any
 
 
-def standing(found: Calibrated, groups: list[Group], selector: Any) -> str:
-    """The table printed at the end: the chosen group, the runners-up, and where the fixed rules stand."""
-    best = groups[0]
-    rows = [(f"{selector.name} (chosen)", best)]
-    rows += [(f"{selector.name} #{place}", group) for place, group in enumerate(groups[1:3], start=2)]
-    for rule in RULES:
-        try:
-            layers = fixed_rule(rule, len(found.grams))
-        except UserError:  # the model is too small for this rule
-            continue
-        rows.append((rule, score(found.grams, [layers], selector.alpha)[0]))
-    lines = [f"{'set':<18} {'layers':<16} {'entropy':>8} {'to chosen':>10}"]
-    for name, group in rows:
-        layers_text = ",".join(map(str, group.layers))
-        lines.append(f"{name:<18} {layers_text:<16} {group.entropy:>8.4f} {group.entropy - best.entropy:>+10.4f}")
-    return "\n".join(lines)
+def prepare(configs: Sequence[SelectConfig], say: Callable[[str], None]) -> None:
+    """Before a sweep: one pass for all the row settings of its jobs, which then find theirs in the cache."""
+    models = {repr(config.model): config.model for config in configs}
+    for name, model in models.items():
+        settings = [config.calibration for config in configs if repr(config.model) == name]
+        calibrated(model, list(dict.fromkeys(settings)), say)
 
 
-def main(config: SelectConfig, run: Run) -> None:
-    """Selects and writes into the run's folder."""
-    from specwave.layers.figures import cka_figure, entropy_figure  # matplotlib takes a while to import
-
-    target = config.model.load()
-    settings, selector = config.calibration, config.selector
-    selector.check(target.num_layers)  # before the answers, which take minutes
-    found = calibrate(target, settings.samples(target), settings)
-    groups = selector.select(found.grams)
-    best = groups[0]
-
-    layer_entropy = matrix_entropy(found.grams, selector.alpha)
-    cka = cka_matrix(found.grams)
-    delta = transitions(cka)
-    write_tensors(run.folder / "grams.safetensors", {"grams": found.grams}, {"fingerprint": target.fingerprint})
-    names = ", ".join(map(str, best.layers))
-    pictures = entropy_figure(
-        run.folder / "entropy",
-        layer_entropy,
-        found.prompt_entropy,
-        best.layers,
-        f"{target.name}: {selector.name} chooses {names}",
-        SPREAD_TOKENS,
+def main(config: SelectConfig, run: Run) -> float:
+    """Selects and writes into the run's folder; the entropy of the chosen set, for sweepers that optimise it."""
+    settings, selector, analysis = config.calibration, config.selector, config.analysis
+    identity = config.model.identify()
+    selector.check(identity.num_layers)  # before the answers, which take minutes
+    against = fixed_rule(analysis.against, identity.num_layers, "analysis.against") if analysis.resamples else ()
+    (result,) = calibrated(config.model, [settings], run.say)
+    if isinstance(result, UserError):
+        raise result
+    grams = result.prepared(settings.scale, settings.centre)
+    outcome = selector.select(grams)
+    best, ranking = outcome.groups[0], outcome.ranking
+    if ranking is None and worth_it(analysis.ranking, grams, len(best.layers)):
+        ranking = Ranking(grams, len(best.layers), selector.alpha, say=run.say)
+    found = Findings(
+        name=identity.name,
+        selector=selector.name,
+        alpha=selector.alpha,
+        calibrated=result,
+        centre=settings.centre,
+        grams=grams,
+        outcome=outcome,
+        ranking=ranking,
+        rules=rule_standings(grams, ranking, selector.alpha),
+        chosen=standings(grams, {selector.name: best.layers}, ranking, selector.alpha)[0],
+        stability=_stability(result, config, best.layers, against) if analysis.resamples else [],
+        effects=sensitivity(settings, selector, _passes(config, run)) if analysis.sensitivity else [],
     )
-    pictures += cka_figure(run.folder / "cka", cka, delta, borders(delta), f"{target.name}: CKA of {found.rows} rows")
+    write_tensors(run.folder / "grams.safetensors", {"grams": grams}, {"fingerprint": identity.fingerprint})
+    written = write_data(run.folder, found)
+    if analysis.figures:
+        written += draw(run.folder, found)
     Selection(  # last: a folder with a selection is complete
-        model=target.name,
-        fingerprint=target.fingerprint,
-        num_layers=target.num_layers,
+        model=identity.name,
+        fingerprint=identity.fingerprint,
+        num_layers=identity.num_layers,
         selector=selector.name,
         m=len(best.layers),
         layers=list(best.layers),
         entropy=best.entropy,
-        beam=[{"layers": list(group.layers), "entropy": group.entropy} for group in groups],
-        layer_entropy=layer_entropy.tolist(),
-        transitions=delta.tolist(),
-        calibration=record(settings, found, target.fingerprint),
+        beam=[{"layers": list(group.layers), "entropy": group.entropy} for group in outcome.groups],
+        layer_entropy=found.layer_entropy.tolist(),
+        transitions=found.transitions.tolist(),
+        calibration=record(settings, result.counts(), identity.fingerprint),
         settings={"selector": asdict(selector), "calibration": asdict(settings)},
+        optimum=found.optimum(),
     ).save(run.folder / "selection.json")
 
-    run.note(layers=list(best.layers), entropy=best.entropy, **found.counts())
+    optimum = found.optimum() or {}
+    run.note(
+        layers=list(best.layers), num_layers=identity.num_layers, entropy=best.entropy, gap=optimum.get("gap"),
+        rank=optimum.get("rank"), calibration="re-used" if result.cached else "one pass", **result.counts(),
+    )  # fmt: skip
     run.say(
-        f"{found.rows} rows from {found.prompts} prompts ({found.prompts_dropped} without a block): "
-        f"{found.tokens_kept} of {found.tokens_seen} positions kept"
+        f"{result.rows} rows from {result.prompts} prompts ({result.prompts_dropped} without a block): "
+        f"{result.tokens_kept} of {result.tokens_seen} positions kept"
     )
-    run.say(standing(found, groups, selector))
+    run.say(standing_table(found))
+    for stability in found.stability:
+        run.say(stability.sentence())
     run.say("entropies in nats; a larger one says more directions, not by itself a better drafter")
-    run.say(f"written: {', '.join(path.name for path in pictures)}, grams.safetensors, {run.folder / 'selection.json'}")
+    run.say(f"written: {', '.join(written)}, grams.safetensors, {run.folder / 'selection.json'}")
+    return best.entropy
+
+
+def _stability(
+    result: Calibrated, config: SelectConfig, chosen: tuple[int, ...], against: tuple[int, ...]
+) -> list[Stability]:
+    settings, selector, analysis = config.calibration, config.selector, config.analysis
+    found = [
+        bootstrap(
+            result,
+            lambda grams: selector.select(grams).groups[0].layers,
+            chosen,
+            (analysis.against, against),
+            over=over,
+            resamples=analysis.resamples,
+            seed=analysis.seed,
+            scale=settings.scale,
+            centre=settings.centre,
+            alpha=selector.alpha,
+            copies=selector.reads_cka,
+        )
+        for over in ("prompts", "domains")
+    ]
+    return [stability for stability in found if stability is not None]
+
+
+def _passes(config: SelectConfig, run: Run) -> Callable[[list[Calibration]], dict[Rows, Calibrated | UserError]]:
+    def passes(settings: list[Calibration]) -> dict[Rows, Calibrated | UserError]:
+        results = calibrated(config.model, settings, run.say)
+        return {own.rows(): result for own, result in zip(settings, results, strict=True)}
+
+    return passes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import yaml
 
@@ -25,7 +26,6 @@ def usage(app: str, overrides: Sequence[str]) -> str:
         "",
         "keys:",
         *_keys(app, ""),
-        *_keys("common", ""),
     ]
     for group, option in chosen.items():
         if option is None or option == "None":
@@ -48,13 +48,36 @@ def _marked(group: str, chosen: str | None) -> str:
     return " ".join(f"{name}*" if name == chosen else name for name in options(group))
 
 
+def keys_of(name: str) -> dict[str, list[str]]:
+    """Top-level key → its lines with their comments, of a file of conf/ and of those its defaults list includes.
+
+    Where two files set a key, the lines of the one that Hydra lets win: the later in the defaults list, the file
+    itself being last where the list does not say `_self_`.
+    """
+    own = _sections(conf_dir() / f"{name}.yaml")
+    listed = yaml.safe_load("\n".join(own.get("defaults", ["defaults: []"])))["defaults"]
+    files = [entry for entry in listed if isinstance(entry, str)]
+    files += [] if "_self_" in files else ["_self_"]
+    found: dict[str, list[str]] = {key: [] for key in own}  # its own keys first, whoever sets them
+    for file in files:
+        path = file if file.startswith("/") else f"{name.rpartition('/')[0]}/{file}"
+        found |= own if file == "_self_" else keys_of(path.strip("/"))
+    return {key: lines for key, lines in found.items() if key not in ("defaults", "hydra", "_target_")}
+
+
+def _sections(path: Path) -> dict[str, list[str]]:
+    """The lines of a YAML file by the top-level key they belong to, without comments that stand alone."""
+    sections: dict[str, list[str]] = {}
+    key = ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.strip() and not line.startswith("#"):
+            key = key if line.startswith((" ", "-")) else line.partition(":")[0]
+            sections.setdefault(key, []).append(line)
+    sections.pop("{}", None)  # a file without keys
+    return sections
+
+
 def _keys(name: str, prefix: str) -> Iterator[str]:
-    """The lines of a config file that set a key, comments included."""
-    inside = False  # of a block that is Hydra's
-    for line in (conf_dir() / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
-        if line.startswith(("defaults:", "hydra:", "_target_:")):
-            inside = True
-        elif line and not line.startswith((" ", "-", "#")):
-            inside = False
-        if line.strip() and not inside and not line.startswith("#"):
-            yield f"  {prefix}{line}" if not line.startswith((" ", "-")) else f"  {line}"
+    for lines in keys_of(name).values():
+        yield f"  {prefix}{lines[0]}"
+        yield from (f"  {line}" for line in lines[1:])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -69,6 +70,35 @@ def prepare_grams(grams: Tensor, scale: str = "none", centre: bool = False) -> T
     return grams
 
 
+def block_sizes(count: int, block_size: int, blocks: str = "tokens", ragged_tail: str = "drop") -> list[int]:
+    """How many of `count` consecutive kept positions each block of a prompt averages.
+
+        count = 11, B = 4     ragged tail dropped   kept
+        tokens: B per block   [4, 4]                [4, 4, 3]
+        rows: B per prompt    [3, 3, 3, 2]          [3, 3, 3, 2]
+        count = 3             []                    tokens [3], rows [1, 1, 1]
+
+    The source's text says both what `blocks` calls "tokens" (blocks of B tokens) and "rows" (B blocks per prompt).
+    """
+    keep = ragged_tail == "keep"
+    if blocks == "tokens":
+        whole, rest = divmod(count, block_size)
+        return [block_size] * whole + [rest] * (keep and rest > 0)
+    if count < block_size:
+        return [1] * count if keep else []
+    small, larger = divmod(count, block_size)
+    return [small + 1] * larger + [small] * (block_size - larger)
+
+
+def averaging(kept: Tensor, sizes: Sequence[int], length: int) -> Tensor:
+    """The matrix [R, T] that takes states [T, D] to means over the kept positions of each block, in order."""
+    matrix = torch.zeros(len(sizes), length)
+    row = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.int64))
+    used = kept[: len(row)]
+    matrix[row, used] = 1 / torch.tensor(sizes, dtype=torch.float32)[row]
+    return matrix
+
+
 class Reservoir:
     """A uniform sample of at most `capacity` rows of a stream (Vitter 1985, algorithm R), the same for the same seed.
 
@@ -77,21 +107,64 @@ class Reservoir:
 
     def __init__(self, capacity: int, seed: int = 0):
         self.capacity, self.seen = capacity, 0
-        self._rows: list[Tensor] = []
+        self.labels: list[int] = []
+        self._rows: Tensor | None = None
         self._random = random.Random(seed)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.labels)
 
-    def offer(self, rows: Tensor) -> None:
-        """Rows [R, ...], one after the other."""
+    def offer(self, rows: Tensor, label: int = 0) -> None:
+        """Rows [R, ...] of one prompt, `label`, one after the other."""
+        if self._rows is None:  # memory the system hands out when it is written, so few rows stay cheap
+            self._rows = torch.empty(self.capacity, *rows.shape[1:], dtype=rows.dtype)
         for row in rows:
             self.seen += 1
-            if len(self._rows) < self.capacity:
-                self._rows.append(row.clone())  # a view would keep its whole batch alive
+            if len(self.labels) < self.capacity:
+                self._rows[len(self.labels)] = row
+                self.labels.append(label)
             elif (place := self._random.randrange(self.seen)) < self.capacity:
-                self._rows[place] = row.clone()
+                self._rows[place] = row
+                self.labels[place] = label
 
     def stack(self) -> Tensor:
         """The rows kept: [R, ...]."""
-        return torch.stack(self._rows)
+        if self._rows is None:
+            raise ValueError("no row was offered")
+        return self._rows[: len(self.labels)]
+
+
+class Averages:
+    """Block b of all prompts averaged into row b: the other reading of how the source joins prompts."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._sums: Tensor | None = None  # float64 [longest, ...]
+        self._counts: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    @property
+    def labels(self) -> list[int]:
+        """A row belongs to every prompt, so to none."""
+        return [-1] * len(self)
+
+    def offer(self, rows: Tensor, label: int = 0) -> None:
+        """Rows [R, ...] of one prompt."""
+        self.seen += len(rows)
+        if self._sums is None or len(self._sums) < len(rows):
+            longer = torch.zeros(rows.shape, dtype=torch.float64)
+            if self._sums is not None:
+                longer[: len(self._sums)] = self._sums
+            self._sums, self._counts = longer, self._counts + [0] * (len(rows) - len(self._counts))
+        self._sums[: len(rows)] += rows
+        for place in range(len(rows)):
+            self._counts[place] += 1
+
+    def stack(self) -> Tensor:
+        """float64 [longest, ...]."""
+        if self._sums is None:
+            raise ValueError("no row was offered")
+        counts = torch.tensor(self._counts, dtype=torch.float64)
+        return self._sums / counts.view(-1, *[1] * (self._sums.dim() - 1))

@@ -1,101 +1,157 @@
-"""Calibration: the target's answers to a set of prompts, reduced to one Gram matrix per layer.
+"""The calibration pass: one forward over conversations, reduced to Gram matrices for any number of settings at once.
 
-Shapes: B rows of a batch, T positions, K kept positions, R block means, N layers, D hidden size, P prompts.
-Token states live only while their batch does; what stays is at most `max_rows` block means per layer.
+Shapes: B conversations of a batch, T positions, R rows of all settings, N layers, D hidden size, P prompts, F filters,
+S = SPREAD token states. Token states live only while their batch does; what stays is at most `max_rows` rows per layer
+and setting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from specwave.artifacts import UserError
-from specwave.layers.blocks import SCALES, Reservoir, block_means, keep_positions, prepare_grams
+from specwave.layers.blocks import prepare_grams
 from specwave.layers.entropy import matrix_entropy, predictive_entropy
+from specwave.layers.rows import Collector, Rows, keep_in_set
 
 if TYPE_CHECKING:
     from specwave.data.conversations import Sample
     from specwave.target import Target
 
-SPREAD_TOKENS = 32  # kept token states per prompt behind the spread: fewer rows alone lower an entropy
-_LOGIT_CHUNK = 256  # positions whose logits exist at once
-
-
-@dataclass
-class Calibration:
-    """`conf/calibration/builtin.yaml`: the built-in prompts, answered by the target, and how states become rows."""
-
-    rho: float = 0.3
-    block_size: int = 32
-    skip_first: int = 1
-    scale: Literal["none", "frobenius"] = "none"
-    centre: bool = False
-    max_rows: int = 512
-    seed: int = 0
-    limit: int | None = None
-    max_new_tokens: int = 96
-    answer_batch_size: int = 64
-    batch_size: int = 4
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rho <= 1:
-            raise UserError("calibration.rho", self.rho, "must be in (0, 1]: the share of positions that is kept")
-        least = {"skip_first": 0, "max_rows": 2}
-        sizes = ("block_size", "skip_first", "max_rows", "limit", "max_new_tokens", "answer_batch_size", "batch_size")
-        for key in sizes:
-            value, floor = getattr(self, key), least.get(key, 1)
-            if value is not None and value < floor:
-                raise UserError(f"calibration.{key}", value, f"must be ≥ {floor}")
-        if self.scale not in SCALES:
-            raise UserError("calibration.scale", self.scale, f"must be one of {', '.join(SCALES)}")
-
-    def samples(self, target: Target) -> list[Sample]:
-        """The conversations: built-in prompts with the target's greedy answers (cached)."""
-        from specwave.data.conversations import builtin_calibration_prompts, user_prompt_ids
-        from specwave.data.regenerate import answered
-
-        prompts = builtin_calibration_prompts()
-        count = min(self.limit or len(prompts), len(prompts))
-        spread = [prompts[place * len(prompts) // count] for place in range(count)]  # evenly over the categories
-        return answered(
-            target,
-            user_prompt_ids(target, spread),
-            max_new_tokens=self.max_new_tokens,
-            batch_size=self.answer_batch_size,
-            label="calibration answers",
-        )
+SPREAD = 32  # token states of a prompt behind the spread: equal counts, since fewer rows alone lower an entropy
+KINDS = ("filtered", "unfiltered", "random")  # which ones: of those kept, of all evenly, of all at random
+_LOGIT_BYTES = 64 << 20  # float32 logits that exist at once
+_STATE_BYTES = 384 << 20  # states of all layers that exist at once, unless a single conversation has more
 
 
 @dataclass
 class Calibrated:
-    """What a pass over the calibration set leaves."""
+    """What a pass leaves of one setting."""
 
-    grams: Tensor  # float64 [N, R, R], scale and centre applied
-    prompt_entropy: Tensor  # float64 [P, N], nats, over SPREAD_TOKENS kept token states of each prompt long enough
+    grams: Tensor  # float64 [N, R, R] as measured: before scale and centre
+    labels: Tensor  # int64 [R], the conversation behind each row; −1 where rows are averages over conversations
+    spread: Tensor  # float64 [2, 3, P, N], nats: not centred and centred × KINDS, of prompts with S kept positions
+    categories: list[str]  # of the conversations, in the order of `labels`
     tokens_seen: int  # positions of all conversations
     tokens_kept: int  # of them, kept by the filter
-    prompts: int
     prompts_dropped: int  # gave no block
-    rows_seen: int  # block means before the reservoir
+    rows_seen: int  # before the reservoir
+    cached: bool = False  # read from the cache of an earlier pass
 
-    @property
-    def rows(self) -> int:
-        return self.grams.shape[-1]
+    rows = property(lambda self: self.grams.shape[-1])
+    prompts = property(lambda self: len(self.categories))
+
+    def prepared(self, scale: str, centre: bool) -> Tensor:
+        """The Grams that selectors read: float64 [N, R, R]."""
+        return prepare_grams(self.grams, scale, centre)
 
     def counts(self) -> dict[str, int]:
         names = ("rows", "rows_seen", "tokens_seen", "tokens_kept", "prompts", "prompts_dropped")
         return {name: getattr(self, name) for name in names}
 
 
-def _check_finite(target: Target, sample: Sample, states: dict[int, Tensor], row: int) -> None:
-    good = torch.stack([hidden[row, : len(sample.ids)].isfinite().all() for hidden in states.values()])
-    if not good.all():
-        layer = list(states)[int((~good).nonzero()[0])]  # a NaN spreads upwards: the first layer is where it began
+@torch.inference_mode()
+def calibrate(
+    target: Target, samples: Sequence[Sample], settings: Sequence[Rows], batch_size: int = 4
+) -> list[Calibrated | UserError]:
+    """One forward over the samples with all layers, the filters, block means and Grams of every setting.
+
+    A setting with filter_scope=set needs all entropies before the first position is kept, hence a forward more.
+    The answer does not depend on `batch_size` beyond rounding: samples are taken by length, rows in that order.
+
+    Returns:
+        for each setting its result, or the error of a setting that leaves fewer than two rows: others go on.
+
+    Raises:
+        UserError: a layer holds NaN or Inf.
+    """
+    ordered = sorted(samples, key=lambda sample: len(sample.ids))  # stable; little padding
+    collectors = [Collector(own) for own in settings]
+    # Settings that differ in what happens after the filter share its positions and their spread.
+    filters = [replace(own, block_size=1, blocks="tokens", ragged_tail="drop", aggregate="concatenate", max_rows=2)
+               for own in settings]  # fmt: skip
+    distinct = list(dict.fromkeys(filters))
+    across = _filter_across(target, ordered, [own for own in distinct if own.filter_scope == "set"], batch_size)
+    spreads: dict[Rows, list[Tensor]] = {own: [] for own in distinct}
+    progress = tqdm(total=len(ordered), desc="calibration", unit="prompt", disable=None)
+    for first, batch, states in _forwards(target, ordered, batch_size):
+        for row, sample in enumerate(batch):
+            index, length = first + row, len(sample.ids)
+            own_NTD = [hidden[row, :length] for hidden in states]
+            _check_finite(target, sample, own_NTD)
+            entropy_T = _entropy_of_positions(target, own_NTD[-1]).cpu()
+            kept = {own: across[own][index] if own in across else own.kept(entropy_T, index) for own in distinct}
+            plans = [part.plan(kept[own], length) for part, own in zip(collectors, filters, strict=True)]
+            measured = [own for own in distinct if len(kept[own]) >= SPREAD]
+            places = [_spread_positions(kept[own], length, own, index) for own in measured]
+            means, token_grams = _reduce(own_NTD, torch.cat(plans), torch.stack(places) if places else None)
+            for part, rows_NRD in zip(collectors, means.split([len(plan) for plan in plans], 1), strict=True):
+                part.take(rows_NRD, index)
+            for own, gram_N3SS in zip(measured, token_grams, strict=True):
+                spreads[own].append(_spread(gram_N3SS))
+        progress.update(len(batch))
+    progress.close()
+    categories = [sample.category for sample in ordered]
+    nothing = torch.empty(2, len(KINDS), 0, target.num_layers, dtype=torch.float64)
+    results: list[Calibrated | UserError] = []
+    for part, own in zip(collectors, filters, strict=True):
+        try:
+            grams = part.grams()
+        except UserError as error:
+            results.append(error)
+            continue
+        spread = torch.stack(spreads[own], 2) if spreads[own] else nothing
+        labels, seen = torch.tensor(part.store.labels), part.store.seen
+        results.append(Calibrated(grams, labels, spread, categories, part.seen, part.kept, part.dropped, seen))
+    return results
+
+
+def _forwards(
+    target: Target, ordered: Sequence[Sample], batch_size: int
+) -> Iterator[tuple[int, Sequence[Sample], list[Tensor]]]:
+    """(place of the first, batch, states [B, T, D] of every layer); batches fit memory and `batch_size`."""
+    per_token = target.num_layers * target.hidden_size * target.dtype.itemsize
+    start = 0
+    while start < len(ordered):
+        batch = ordered[start : start + batch_size]
+        while len(batch) > 1 and len(batch) * len(batch[-1].ids) * per_token > _STATE_BYTES:
+            batch = batch[:-1]
+        ids_BT = torch.zeros(len(batch), len(batch[-1].ids), dtype=torch.int64)
+        for row, sample in enumerate(batch):
+            ids_BT[row, : len(sample.ids)] = torch.tensor(sample.ids)
+        states = target.states(ids_BT.to(target.device), range(target.num_layers))
+        yield start, batch, [states.pop(layer) for layer in range(target.num_layers)]
+        start += len(batch)
+
+
+def _filter_across(
+    target: Target, ordered: Sequence[Sample], filters: Sequence[Rows], batch_size: int
+) -> dict[Rows, list[Tensor]]:
+    """The kept positions of every conversation under filters over the whole set."""
+    if not filters:
+        return {}
+    entropies: list[Tensor] = []
+    progress = tqdm(total=len(ordered), desc="entropies of the whole set", unit="prompt", disable=None)
+    for _, batch, states in _forwards(target, ordered, batch_size):
+        for row, sample in enumerate(batch):
+            own_NTD = [hidden[row, : len(sample.ids)] for hidden in states]
+            _check_finite(target, sample, own_NTD)
+            entropies.append(_entropy_of_positions(target, own_NTD[-1]).cpu())
+        progress.update(len(batch))
+    progress.close()
+    return {own: keep_in_set(entropies, own.rho, own.skip_first) for own in filters}
+
+
+def _check_finite(target: Target, sample: Sample, states_NTD: Sequence[Tensor]) -> None:
+    sums = torch.stack([hidden.sum(dtype=torch.float32) for hidden in states_NTD])  # one bad number spoils the sum
+    if not sums.isfinite().all():
+        layer = int((~sums.isfinite()).nonzero()[0])  # a NaN spreads upwards: the first layer is where it began
         raise UserError(
             "model.dtype", target.dtype, f"layer {layer} holds NaN or Inf in the calibration prompt {sample.id!r}: "
             "use model.dtype=float32 or another model"
@@ -104,71 +160,40 @@ def _check_finite(target: Target, sample: Sample, states: dict[int, Tensor], row
 
 def _entropy_of_positions(target: Target, hidden_TD: Tensor) -> Tensor:
     """Predictive entropy [T] from the last block's output, a chunk of positions at a time."""
-    return torch.cat([predictive_entropy(target.logits(part)) for part in hidden_TD.split(_LOGIT_CHUNK)])
+    chunk = max(16, min(256, _LOGIT_BYTES // (4 * target.vocab_size)))
+    return torch.cat([predictive_entropy(target.logits(part)) for part in hidden_TD.split(chunk)])
 
 
-def _spread(kept_NKD: Tensor, settings: Calibration) -> Tensor:
-    """Entropy [N] of SPREAD_TOKENS of a prompt's kept token states, evenly spaced."""
-    index = torch.linspace(0, kept_NKD.shape[1] - 1, SPREAD_TOKENS).round().long()
-    rows = kept_NKD[:, index].double()
-    return matrix_entropy(prepare_grams(rows @ rows.mT, settings.scale, settings.centre))
+def _spread_positions(kept: Tensor, length: int, own: Rows, index: int) -> Tensor:
+    """[3, S]: positions for each of KINDS, the same number of each."""
+
+    def evenly(count: int) -> Tensor:
+        return torch.linspace(0, count - 1, SPREAD).round().long()
+
+    rest = length - own.skip_first
+    draw = torch.Generator().manual_seed(own.seed * 1_000_003 + index)
+    chance = torch.randperm(rest, generator=draw)[:SPREAD].sort().values
+    return torch.stack([kept[evenly(len(kept))], evenly(rest) + own.skip_first, chance + own.skip_first])
 
 
-@torch.inference_mode()
-def calibrate(target: Target, samples: Sequence[Sample], settings: Calibration) -> Calibrated:
-    """One forward over the samples with all layers, the filter, block means, Grams.
-
-    The answer does not depend on `batch_size` beyond rounding: samples are taken by length, rows in that order.
-
-    Raises:
-        UserError: a layer holds NaN or Inf, or fewer than two rows are left.
-    """
-    reservoir = Reservoir(settings.max_rows, settings.seed)
-    spread: list[Tensor] = []
-    seen = kept_count = dropped = 0
-    ordered = sorted(samples, key=lambda sample: len(sample.ids))  # stable; little padding
-    progress = tqdm(total=len(ordered), desc="calibration", unit="prompt", disable=None)
-    for start in range(0, len(ordered), settings.batch_size):
-        batch = ordered[start : start + settings.batch_size]
-        ids_BT = torch.zeros(len(batch), len(batch[-1].ids), dtype=torch.int64)
-        for row, sample in enumerate(batch):
-            ids_BT[row, : len(sample.ids)] = torch.tensor(sample.ids)
-        states = target.states(ids_BT.to(target.device), range(target.num_layers))
-        for row, sample in enumerate(batch):
-            _check_finite(target, sample, states, row)
-            last_TD = states[target.num_layers - 1][row, : len(sample.ids)]
-            kept = keep_positions(_entropy_of_positions(target, last_TD).cpu(), settings.rho, settings.skip_first)
-            index = kept.to(target.device)
-            kept_NKD = torch.stack([states[layer][row, index] for layer in range(target.num_layers)]).float().cpu()
-            rows_NRD = block_means(kept_NKD, settings.block_size)
-            reservoir.offer(rows_NRD.transpose(0, 1))
-            seen, kept_count = seen + len(sample.ids), kept_count + len(kept)
-            dropped += rows_NRD.shape[1] == 0
-            if len(kept) >= SPREAD_TOKENS:
-                spread.append(_spread(kept_NKD, settings))
-        del states
-        progress.update(len(batch))
-    progress.close()
-    if len(reservoir) < 2:
-        raise UserError(
-            "calibration.block_size", settings.block_size,
-            f"{len(reservoir)} rows are left of {len(samples)} prompts, at least 2 are needed: calibration.rho="
-            f"{settings.rho} keeps {kept_count} of {seen} positions, and {dropped} prompts have no whole block of "
-            f"{settings.block_size}; use a smaller calibration.block_size, a larger calibration.rho or longer answers",
-        )  # fmt: skip
-    rows_RND = reservoir.stack()
-    grams = torch.stack([rows @ rows.T for rows in rows_RND.double().unbind(1)])
-    return Calibrated(
-        grams=prepare_grams(grams, settings.scale, settings.centre),
-        prompt_entropy=torch.stack(spread) if spread else torch.empty(0, target.num_layers, dtype=torch.float64),
-        tokens_seen=seen,
-        tokens_kept=kept_count,
-        prompts=len(samples),
-        prompts_dropped=dropped,
-        rows_seen=reservoir.seen,
-    )
+def _reduce(
+    states_NTD: Sequence[Tensor], plan_RT: Tensor, places_F3S: Tensor | None
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """(block means [N, R, D] float32, Grams of the spread's token states: F of [N, 3, S, S]), layer by layer."""
+    device = states_NTD[0].device
+    plan_RT = plan_RT.to(device)
+    places = None if places_F3S is None else places_F3S.to(device)
+    means, grams = [], []
+    for hidden_TD in states_NTD:
+        wide_TD = hidden_TD.float()
+        means.append(plan_RT @ wide_TD)
+        if places is not None:
+            token = wide_TD[places]
+            grams.append(token @ token.mT)
+    return torch.stack(means).cpu(), list(torch.stack(grams, 1).cpu()) if grams else []
 
 
-def record(settings: Calibration, found: Calibrated, fingerprint: str) -> dict[str, Any]:
-    """The `calibration` block of selection.json."""
-    return {**asdict(settings), **found.counts(), "fingerprint": fingerprint}
+def _spread(gram_N3SS: Tensor) -> Tensor:
+    """Entropy [2, 3, N]: of the token states as they are, and centred."""
+    both = torch.stack([prepare_grams(gram_N3SS), prepare_grams(gram_N3SS, centre=True)])
+    return matrix_entropy(both).transpose(1, 2)

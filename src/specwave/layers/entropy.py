@@ -27,11 +27,16 @@ def matrix_entropy(gram: Tensor, alpha: float = 1.0) -> Tensor:
 
     Source: "Surfing the Activation Wave", matrix-based entropy.
     """
+    return gram_entropy(gram.double(), alpha)
+
+
+def gram_entropy(gram: Tensor, alpha: float = 1.0) -> Tensor:
+    """`matrix_entropy` with eigenvalues in the Gram's own precision, for screening: [..., R, R] → float64 [...]."""
     if not alpha > 0:
         raise ValueError(f"alpha must be > 0, got {alpha}")
-    values = torch.linalg.eigvalsh(gram.double())
+    values = torch.linalg.eigvalsh(gram).double()
     # What lies this far below the largest eigenvalue is rounding of eigvalsh, and an order α < 1 would magnify it.
-    noise = values[..., -1:].clamp_min(0) * (gram.shape[-1] * torch.finfo(torch.float64).eps)
+    noise = values[..., -1:].clamp_min(0) * (gram.shape[-1] * torch.finfo(gram.dtype).eps)
     values = torch.where(values > noise, values, 0.0)
     total = values.sum(-1, keepdim=True)
     share = values / torch.where(total > 0, total, 1.0)

@@ -1,4 +1,4 @@
-"""The two pictures of a selection, as PNG (200 dpi) and SVG: entropy over depth, CKA with its transitions.
+"""Pictures of the geometry, as PNG (200 dpi) and SVG: entropy over depth with its spread, CKA with its transitions.
 
 Colours are Okabe & Ito's and cividis, which colour-blind readers tell apart; marks differ in shape too.
 """
@@ -16,8 +16,9 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from specwave.artifacts import write_figure
+from specwave.layers.cka import borders, transitions
 
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#6B6B6B"
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#6B6B6B"
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -28,23 +29,34 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "specwave",  # the same picture gives the same file
 }
-ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2, "borderaxespad": 0.1}
+ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 3, "borderaxespad": 0.1}
 
 
-def _depth_axis(axes: Axes, num_layers: int) -> None:
+def depth_axis(axes: Axes, num_layers: int) -> None:
     axes.set_xlim(-0.5, num_layers - 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
     axes.set_xlabel("layer (output of the block)")
 
 
 def entropy_figure(
-    path: Path, layer_entropy: Tensor, prompt_entropy: Tensor, chosen: Sequence[int], title: str, tokens: int
+    path: Path,
+    layer_entropy: Tensor,
+    spread: Tensor,
+    chosen: Sequence[int],
+    title: str,
+    tokens: int,
+    cuts: Sequence[dict[str, Any]] = (),
 ) -> list[Path]:
-    """Entropy [N] over depth with the chosen layers marked; below, its spread over prompts [P, N] (if P ≥ 2)."""
-    num_layers, spread = len(layer_entropy), len(prompt_entropy) >= 2
+    """Entropy [N] over depth with the chosen layers marked; below, its spread over prompts (figure 4 of the paper).
+
+    Args:
+        spread: [3, P, N] of filtered, unfiltered and random token states, `tokens` of each; drawn if P ≥ 2.
+        cuts: rows of `analysis.variance_cuts`, written under the spread.
+    """
+    num_layers, spread_out = len(layer_entropy), spread.shape[1] >= 2
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 5.0 if spread else 3.2), layout="constrained")
-        panels = figure.subplots(2 if spread else 1, 1, sharex=True, squeeze=False)[:, 0]
+        figure = Figure(figsize=(6.4, 5.6 if spread_out else 3.2), layout="constrained")
+        panels = figure.subplots(2 if spread_out else 1, 1, sharex=True, squeeze=False)[:, 0]
         values = layer_entropy.tolist()
         panels[0].plot(values, color=BLUE, marker=".", label="one layer")
         panels[0].plot(
@@ -56,50 +68,68 @@ def entropy_figure(
         panels[0].set_ylabel("entropy (nats),\nblock means")
         panels[0].margins(y=0.12)
         panels[0].legend(**ABOVE)
-        if spread:
-            low, middle, high = (prompt_entropy.quantile(q, dim=0).tolist() for q in (0.1, 0.5, 0.9))
-            panels[1].fill_between(
-                range(num_layers),
-                low,
-                high,
-                color=BLUE,
-                alpha=0.2,
-                lw=0,
-                label=f"10–90 % of {len(prompt_entropy)} prompts",
-            )
-            panels[1].plot(middle, color=BLUE, label="median")
-            panels[1].set_ylabel(f"entropy (nats),\n{tokens} tokens of a prompt")
-            panels[1].legend(**ABOVE)
+        if spread_out:
+            _spread_panel(panels[1], spread, tokens, cuts)
         for panel in panels:
             for layer in chosen:
                 panel.axvline(layer, color=ORANGE, lw=0.8, ls=":", zorder=0)
-        _depth_axis(panels[-1], num_layers)
+        depth_axis(panels[-1], num_layers)
         return write_figure(path, figure)
 
 
-def cka_figure(path: Path, cka: Tensor, delta: Tensor, peaks: Sequence[int], title: str) -> list[Path]:
-    """CKA [N, N] with the transitions [N−1] under it on the same axis; borders (peaks) marked in both."""
-    num_layers = len(cka)
+def _spread_panel(axes: Axes, spread: Tensor, tokens: int, cuts: Sequence[dict[str, Any]]) -> None:
+    places = range(spread.shape[-1])
+    names = ("filtered", "unfiltered", "random")
+    for kind, colour, dash, name in zip(spread, (BLUE, GREY, GREEN), ("-", "--", ":"), names, strict=True):
+        low, middle, high = (kind.quantile(q, dim=0).tolist() for q in (0.1, 0.5, 0.9))
+        if name != "random":  # a third band would hide the other two
+            axes.fill_between(places, low, high, color=colour, alpha=0.18, lw=0)
+        axes.plot(places, middle, color=colour, ls=dash, label=name)
+    axes.set_ylabel(f"entropy (nats), {tokens} tokens\nof a prompt: median, 10–90 %")
+    axes.legend(title=f"{spread.shape[1]} prompts", alignment="left", **ABOVE)
+    for cut in cuts:
+        first, last = cut["layers"]
+        text = f"{cut['part']}\n{-cut['cut']:+.0%}"
+        axes.text((first + last) / 2, 0.02, text, transform=axes.get_xaxis_transform(), ha="center", color=GREY, size=8)
+        if first:
+            axes.axvline(first - 0.5, color=GREY, lw=0.5)
+    if cuts:
+        axes.text(1.0, 1.02, "below: variance over prompts,\nfiltered against unfiltered", transform=axes.transAxes,
+                  ha="right", va="bottom", color=GREY, size=8)  # fmt: skip
+        low, high = axes.get_ylim()
+        axes.set_ylim(low - 0.22 * (high - low), high)
+
+
+def cka_figure(path: Path, matrices: dict[str, Tensor], title: str) -> list[Path]:
+    """CKA [N, N] of each named estimator with its transitions [N−1] under it (figures 5 and 6); peaks marked."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.2, 6.6), layout="constrained")
-        top, bottom = figure.subplots(2, 1, height_ratios=(3.4, 1), sharex=True)
-        image = top.imshow(cka.numpy(), cmap="cividis", vmax=1, aspect="auto", interpolation="nearest")
-        figure.colorbar(image, ax=top, label="linear CKA", fraction=0.05)
-        top.set(title=title, ylabel="layer")
-        top.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
-        # δ_l belongs between l and l+1, so it is drawn there.
-        places = [index + 0.5 for index in range(num_layers - 1)]
-        values = delta.tolist()
-        bottom.plot(places, values, color=BLUE, marker=".")
-        bottom.plot([places[peak] for peak in peaks], [values[peak] for peak in peaks], "v", color=ORANGE, markersize=8)
-        bottom.set(ylabel="transition δ", ylim=(0, 1.15 * max(values, default=1.0) or 1.0))
-        for peak in peaks:
-            for colour, dash in (("black", "-"), ("white", "--")):  # seen on dark and on bright cells
-                top.axvline(places[peak], color=colour, lw=1, ls=dash)
-                top.axhline(places[peak], color=colour, lw=1, ls=dash)
-            bottom.axvline(places[peak], color=ORANGE, lw=0.8, ls=":", zorder=0)
-            bottom.annotate(
-                f"{peak}|{peak + 1}", (places[peak], values[peak]), (7, 0), textcoords="offset points", color=GREY
-            )
-        _depth_axis(bottom, num_layers)
+        figure = Figure(figsize=(5.0 * len(matrices), 6.2), layout="constrained")
+        figure.suptitle(title)
+        columns = figure.subplots(2, len(matrices), height_ratios=(3.4, 1), sharex=True, squeeze=False)
+        for (name, cka), (top, bottom) in zip(matrices.items(), columns.T, strict=True):
+            _cka_column(figure, top, bottom, name, cka)
         return write_figure(path, figure)
+
+
+def _cka_column(figure: Figure, top: Axes, bottom: Axes, name: str, cka: Tensor) -> None:
+    num_layers, delta = len(cka), transitions(cka)
+    peaks = borders(delta)
+    image = top.imshow(cka.numpy(), cmap="cividis", vmax=1, aspect="auto", interpolation="nearest")
+    figure.colorbar(image, ax=top, label="linear CKA", fraction=0.05)
+    top.set(title=name, ylabel="layer")
+    top.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
+    # δ_l belongs between l and l+1, so it is drawn there.
+    places = [index + 0.5 for index in range(num_layers - 1)]
+    values = delta.tolist()
+    bottom.plot(places, values, color=BLUE, marker=".")
+    bottom.plot([places[peak] for peak in peaks], [values[peak] for peak in peaks], "v", color=ORANGE, markersize=8)
+    bottom.set(ylabel="transition δ", ylim=(0, 1.15 * max(values, default=1.0) or 1.0))
+    for peak in peaks:
+        for colour, dash in (("black", "-"), ("white", "--")):  # seen on dark and on bright cells
+            top.axvline(places[peak], color=colour, lw=1, ls=dash)
+            top.axhline(places[peak], color=colour, lw=1, ls=dash)
+        bottom.axvline(places[peak], color=ORANGE, lw=0.8, ls=":", zorder=0)
+        bottom.annotate(
+            f"{peak}|{peak + 1}", (places[peak], values[peak]), (7, 0), textcoords="offset points", color=GREY
+        )
+    depth_axis(bottom, num_layers)

@@ -1,21 +1,35 @@
 """The choices of `conf/selector`: settings that turn Grams into ranked groups of layers.
 
-Every selector has `name`, `check(num_layers)`, called before anything costly runs, and
-`select(grams [N, R, R])` → groups, best first.
+Every selector has `name`, `m_of(num_layers)`, `check(num_layers)`, called before anything costly runs, and
+`select(grams [N, R, R])` → `Outcome`.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from specwave.artifacts import UserError, check_layers
 from specwave.layers import search
-from specwave.layers.search import Group
+from specwave.layers.groups import Group, score
+from specwave.layers.ranking import Ranking
+from specwave.layers.search import Beams
+
+
+@dataclass
+class Outcome:
+    """What a selector found."""
+
+    groups: list[Group]  # best first
+    steps: Beams = field(default_factory=list)  # the beam after every step, where there was one
+    ranking: Ranking | None = None  # of all sets of this size, where it was computed
+
 
 # N → layers. eagle3_release is what EAGLE's released code reads: block *inputs* 2, N//2, N−3, one lower as outputs.
 RULES: dict[str, Callable[[int], list[int]]] = {
@@ -44,6 +58,17 @@ def fixed_rule(name: str, num_layers: int, key: str = "selector.rule") -> tuple[
     return tuple(layers)
 
 
+def fixed_rules(num_layers: int) -> dict[str, tuple[int, ...]]:
+    """The rules that a model of `num_layers` blocks is large enough for."""
+    found = {}
+    for name in RULES:
+        try:
+            found[name] = fixed_rule(name, num_layers)
+        except UserError:
+            continue
+    return found
+
+
 def _positive(key: str, value: int) -> None:
     if value < 1:
         raise UserError(key, value, "must be ≥ 1")
@@ -54,53 +79,133 @@ def _check_alpha(alpha: float) -> None:
         raise UserError("selector.alpha", alpha, "must be > 0 (1 is the Shannon entropy)")
 
 
-@dataclass
-class Elsi:
-    """Beam search for the set of layers of largest entropy (`search.elsi`)."""
+def _check_m(m: int, num_layers: int) -> None:
+    if m > num_layers:
+        rule = f"selector.m must be ≤ {num_layers} (the model has {num_layers} layers), got {m}"
+        raise UserError("selector.m", m, rule)
 
-    name: ClassVar[str] = "elsi"
+
+@dataclass
+class _Sized:
+    """What the searches share: the size of the set and the order of the entropy."""
+
     m: int = 3
-    k_beam: int = 10
-    k_expand: int = 10
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        for key in ("m", "k_beam", "k_expand"):
-            _positive(f"selector.{key}", getattr(self, key))
+        for key, value in vars(self).items():
+            if key == "m" or key.startswith("k_"):
+                _positive(f"selector.{key}", value)
         _check_alpha(self.alpha)
 
-    def check(self, num_layers: int) -> None:
-        if self.m > num_layers:
-            raise UserError(
-                "selector.m",
-                self.m,
-                f"selector.m must be ≤ {num_layers} (the model has {num_layers} layers), got {self.m}",
-            )
+    def m_of(self, num_layers: int) -> int:
+        return self.m
 
-    def select(self, grams: Tensor) -> list[Group]:
+    def check(self, num_layers: int) -> None:
+        _check_m(self.m, num_layers)
+
+
+@dataclass
+class Elsi(_Sized):
+    """Beam search for the set of layers of largest entropy (`search.elsi`)."""
+
+    name: ClassVar[str] = "elsi"
+    reads_cka: ClassVar[bool] = False
+    k_beam: int = 10
+    k_expand: int = 10
+
+    def select(self, grams: Tensor) -> Outcome:
         self.check(len(grams))
-        return search.elsi(grams, self.m, self.k_beam, self.k_expand, self.alpha)
+        steps: Beams = []
+        return Outcome(search.elsi(grams, self.m, self.k_beam, self.k_expand, self.alpha, steps), steps)
+
+
+@dataclass
+class ElsiC(_Sized):
+    """The beam with candidates where conditional CKA changes most (`search.elsi_c`)."""
+
+    name: ClassVar[str] = "elsi_c"
+    reads_cka: ClassVar[bool] = True
+    k_beam: int = 10
+    k_pool: int = 10
+    right_neighbour: bool = False
+    unbiased: bool = False
+
+    def select(self, grams: Tensor) -> Outcome:
+        self.check(len(grams))
+        if self.unbiased and grams.shape[-1] < 4:
+            raise UserError("selector.unbiased", "true", f"needs at least 4 rows, there are {grams.shape[-1]}")
+        steps: Beams = []
+        found = search.elsi_c(
+            grams, self.m, self.k_beam, self.k_pool, self.alpha, self.right_neighbour, self.unbiased, steps
+        )
+        return Outcome(found, steps)
+
+
+@dataclass
+class Exhaustive(_Sized):
+    """Every set there is (`ranking.Ranking`)."""
+
+    name: ClassVar[str] = "exhaustive"
+    reads_cka: ClassVar[bool] = False
+    top: int = 10
+    max_sets: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _positive("selector.top", self.top)
+
+    def check(self, num_layers: int) -> None:
+        super().check(num_layers)
+        count = math.comb(num_layers, self.m)
+        if count > self.max_sets:
+            raise UserError(
+                "selector.m", self.m, f"{count:,} sets of {self.m} of {num_layers} layers are more than "
+                f"selector.max_sets={self.max_sets}: raise it, lower m, or use selector=elsi"
+            )  # fmt: skip
+
+    def select(self, grams: Tensor) -> Outcome:
+        self.check(len(grams))
+        ranking = Ranking(grams, self.m, self.alpha, say=print)
+        return Outcome(ranking.top(self.top), ranking=ranking)
 
 
 @dataclass
 class Fixed:
-    """Layers named beforehand: by a rule, or one by one, in which case the rule is not read."""
+    """Layers named beforehand: one by one, by a rule, or drawn at random; `layers` goes before `rule`."""
 
     name: ClassVar[str] = "fixed"
+    reads_cka: ClassVar[bool] = False
     rule: str = "eagle3"
     layers: list[int] | None = None
+    paper_ids_are: Literal["output", "input"] = "output"
+    m: int = 3
+    seed: int = 0
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            fixed_rule(self.rule, 0)
+        if self.rule not in (*RULES, "random"):
+            raise UserError(
+                "selector.rule", self.rule, f"there is no such rule: use {', '.join(RULES)}, or random"
+            )  # fmt: skip
+        _positive("selector.m", self.m)
         _check_alpha(self.alpha)
+
+    def m_of(self, num_layers: int) -> int:
+        return len(self.check(num_layers))
 
     def check(self, num_layers: int) -> tuple[int, ...]:
         """The layers in a model of `num_layers` blocks."""
+        shift = int(self.paper_ids_are == "input")
         if self.layers is not None:
-            return check_layers(self.layers, num_layers, "selector.layers")
-        return fixed_rule(self.rule, num_layers)
+            if shift and 0 in self.layers:
+                rule = "input 0 is the embedding, which is no block's output: leave it out, or paper_ids_are=output"
+                raise UserError("selector.layers", self.layers, rule)
+            return check_layers([layer - shift for layer in self.layers], num_layers, "selector.layers")
+        if self.rule == "random":
+            _check_m(self.m, num_layers)
+            return tuple(sorted(random.Random(self.seed).sample(range(num_layers), self.m)))
+        return fixed_rule("eagle3_release" if shift and self.rule == "eagle3" else self.rule, num_layers)
 
-    def select(self, grams: Tensor) -> list[Group]:
-        return search.score(grams.double(), [self.check(len(grams))], self.alpha)
+    def select(self, grams: Tensor) -> Outcome:
+        return Outcome(score(grams, [self.check(len(grams))], self.alpha))
