@@ -3,7 +3,8 @@
     python benchmarks/decode.py [--checkpoint runs/demo/train/drafters/L2-15-27] [--questions 12] [--new-tokens 64]
 
 Every method decodes the same first turns of the built-in benchmark; the order rotates from question to question, so
-that a machine that slows down slows all of them. Quiet machine, medians over repetitions; prints a table and T(k).
+that a machine that slows down slows all of them. Quiet machine, medians over repetitions; prints a table, batches of
+several prompts, T(k), what batch-invariant decoding costs, and where the milliseconds of a round go.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2_135m")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--checkpoint", help="a drafter's folder; without it only plain decoding is measured")
-    parser.add_argument("--levels", type=int, nargs="+", default=[1, 2, 3, 4], help="chain lengths to try")
+    parser.add_argument("--levels", type=int, nargs="*", default=[1, 2, 3], help="chain lengths to try")
+    parser.add_argument("--trees", type=int, nargs="*", default=[8, 30, 60], help="total_token of dynamic trees to try")
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 2, 4, 8, 16], help="prompts decoded at once")
     parser.add_argument("--questions", type=int, default=12)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=3)
@@ -45,15 +48,28 @@ def main() -> None:
             output = model.generate(torch.tensor([ids]), max_new_tokens=arguments.new_tokens, do_sample=False)
         return output.shape[1] - len(ids)
 
-    def ours(proposer):
-        return lambda ids: len(generate(target, proposer, ids, max_new_tokens=arguments.new_tokens).tokens)
+    def ours(proposer, invariant=False):
+        def decode(ids: list[int]) -> int:
+            made = generate(target, proposer, ids, max_new_tokens=arguments.new_tokens, batch_invariant=invariant)
+            return len(made.tokens)
 
-    methods = {"Hugging Face generate": hugging_face, "specwave plain": ours(None)}
+        return decode
+
+    methods = {"Hugging Face generate": hugging_face, "plain": ours(None)}
+    if target.dtype != torch.float32 and target.least_rows is not None:
+        methods["plain, batch-invariant"] = ours(None, True)
+    drafters = {}
     if arguments.checkpoint:
         for levels in arguments.levels:
-            methods[f"specwave eagle3, {levels} levels"] = ours(
-                load_drafter(arguments.checkpoint, target, levels=levels)
+            drafters[f"eagle3, chain of {levels}"] = load_drafter(arguments.checkpoint, target, levels=levels)
+        for total in arguments.trees:
+            levels = 3 if total < 20 else 6
+            drafters[f"eagle3, tree of {total}"] = load_drafter(
+                arguments.checkpoint, target, levels=levels, top_k=10, total_token=total
             )
+        drafters["eagle3, auto"] = load_drafter(arguments.checkpoint, target, total_token="auto")
+        print(f"auto: {drafters['eagle3, auto'].settings}")
+    methods |= {name: ours(drafter) for name, drafter in drafters.items()}
     for method in methods.values():
         method(prompts[0])
     rates: dict[str, list[float]] = {name: [] for name in methods}
@@ -73,7 +89,53 @@ def main() -> None:
     for name, found in rates.items():
         middle = statistics.median(found)
         print(f"{name:<28} {middle:9.1f} {min(found):7.1f} {max(found):7.1f} {middle / base:6.2f}")
+    print_batches(target, drafters, prompts, arguments)
     print_row_cost(target)
+    print_round(target, drafters, prompts, arguments.new_tokens)
+
+
+def print_batches(target, drafters, prompts, arguments) -> None:
+    """Tokens per second of several prompts at once, plain and with the drafter chosen by the clock."""
+    if not arguments.batches:
+        return
+    chosen = drafters.get("eagle3, auto")
+    print(f"{'prompts at once':<16} {'plain':>9} {'eagle3':>9} {'ratio':>6}")
+    for size in arguments.batches:
+        batch = [prompts[place % len(prompts)] for place in range(size)]
+        rates: dict[str, list[float]] = {"plain": [], "eagle3": []}
+        for turn in range(arguments.repeat + 1):
+            ways = [("plain", None)] + ([("eagle3", chosen)] if chosen is not None else [])
+            for name, proposer in ways if turn % 2 else ways[::-1]:
+                made = generate(target, proposer, batch, max_new_tokens=arguments.new_tokens)
+                if turn:
+                    rates[name].append(sum(map(len, made.tokens)) / made.seconds)
+        plain = statistics.median(rates["plain"])
+        line = f"{size:<16} {plain:9.1f}"
+        if rates["eagle3"]:
+            line += f" {(fast := statistics.median(rates['eagle3'])):9.1f} {fast / plain:6.2f}"
+        print(line)
+
+
+def print_round(target, drafters, prompts, new_tokens: int) -> None:
+    """Where a round's milliseconds go: draft, the target's forward at its size, all else (accept, commit, Python)."""
+    print(f"{'a round of':<22} {'all':>7} {'draft':>7} {'T(k)':>7} {'else':>7} {'else %':>7}   tokens")
+    for name, proposer in {"plain": None, **drafters}.items():
+        spent = {"all": 0.0, "draft": 0.0, "count": 0, "tokens": 0}
+        for ids in prompts:
+            made = generate(target, proposer, ids, max_new_tokens=new_tokens)
+            spent["all"] += made.seconds - made.prefill_seconds
+            spent["draft"] += made.draft_seconds
+            spent["count"] += made.rounds
+            spent["tokens"] += len(made.tokens)
+        size = 1 if proposer is None else 1 + proposer.shape.size
+        session = target.session(1, 512)
+        session.forward(torch.randint(0, target.vocab_size, (1, 256)), logits=None)
+        session.advance([256])
+        forward = _median_ms(session, target, size)
+        whole, draft = (1000 * spent[key] / spent["count"] for key in ("all", "draft"))
+        rest = whole - draft - forward
+        line = f"{name:<22} {whole:7.2f} {draft:7.2f} {forward:7.2f} {rest:7.2f} {100 * rest / whole:7.1f}"
+        print(f"{line}   {spent['tokens'] / spent['count']:.2f}")
 
 
 def print_row_cost(target) -> None:
@@ -82,6 +144,16 @@ def print_row_cost(target) -> None:
     session.forward(torch.randint(0, target.vocab_size, (1, 256)), logits=None)
     session.advance([256])
     print("k tokens in one forward: " + ", ".join(f"{k}: {_median_ms(session, target, k):.1f} ms" for k in ROWS))
+    if target.dtype != torch.float32 and target.least_rows is not None:
+        for context in (256, 2048):
+            both = []
+            for invariant in (False, True):
+                session = target.session(1, context + 64, invariant)
+                session.forward(torch.randint(0, target.vocab_size, (1, context)), logits=None)
+                session.advance([context])
+                both.append({k: _median_ms(session, target, k) for k in (1, 4, 16)})
+            ratios = ", ".join(f"{k}: {both[1][k] / both[0][k]:.2f}×" for k in both[0])
+            print(f"batch-invariant against not, behind {context} tokens: {ratios}")
 
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)

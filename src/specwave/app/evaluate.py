@@ -66,7 +66,8 @@ def main(config: EvaluateConfig, run: Run) -> None:
     if config.max_new_tokens >= target.max_length:
         rule = f"must be below the {target.max_length} positions of {target.name}, which hold the prompt too"
         raise UserError("max_new_tokens", config.max_new_tokens, rule)
-    shared = shared_settings(target, config.benchmark, questions, config.max_new_tokens, config.sampling)
+    invariant = getattr(decoding, "batch_invariant", False)
+    shared = shared_settings(target, config.benchmark, questions, config.max_new_tokens, config.sampling, invariant)
     earlier = None if config.baseline == "auto" else earlier_baseline(config.baseline, shared, run.folder)
     methods = build_methods(config, target, decoding, drafters, shared, run.folder, measure_plain=earlier is None)
     asked = {str(question.id) for question in questions}
@@ -80,7 +81,7 @@ def main(config: EvaluateConfig, run: Run) -> None:
     unknown = sorted({question.category for question in questions} - set(CATEGORIES))
     if unknown:
         run.say(f"outside Spec-Bench's categories, so counted overall and in no subtask: {', '.join(unknown)}")
-    evaluator = Evaluator(target, config.max_new_tokens, config.sampling)
+    evaluator = Evaluator(target, config.max_new_tokens, config.sampling, invariant)
     evaluator.run(methods, questions)
     if target.device.type == "cuda":  # taken anew for every question, so that of the process is the last question's
         rows = [row for method in methods for row in method.answers.rows]
@@ -110,7 +111,7 @@ def method_for(decoding: Any, drafters: Sequence[DrafterFolder]) -> Any:
         raise UserError("checkpoint", drafters[0].path, f"decoding={decoding.label} reads no drafter: give null")
     from specwave.eagle.proposer import Eagle3Decoding
 
-    return Eagle3Decoding()
+    return Eagle3Decoding(batch_invariant=decoding.batch_invariant)
 
 
 def build_methods(
@@ -132,7 +133,8 @@ def build_methods(
         proposer = decoding.build(target, checkpoint, config.allow_other_target)
         label = drafter.label if drafter else "plain" if proposer is None else decoding.label
         place = folder / label if len(drafters) > 1 else folder
-        answers = AnswerFile(place, method_settings(shared, decoding, checkpoint))
+        used = getattr(proposer, "settings", decoding)  # what total_token=auto chose
+        answers = AnswerFile(place, method_settings(shared, used, checkpoint))
         methods.append(
             Method(
                 label=label,

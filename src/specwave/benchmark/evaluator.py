@@ -47,12 +47,13 @@ class Evaluator:
 
     Attributes:
         max_new_tokens: the limit per turn.
-        sampling: as in `generate`.
+        sampling, batch_invariant: as in `generate`.
     """
 
     target: Target
     max_new_tokens: int
     sampling: Sampling
+    batch_invariant: bool = False
 
     # ---------------------------------------------------------------- answering
 
@@ -99,7 +100,13 @@ class Evaluator:
         """A `Generation` of one row."""
         ids_BT = torch.tensor([list(ids)], device=self.target.device)
         return generate(
-            self.target, proposer, ids_BT, max_new_tokens=limit, sampling=self.sampling, sequence_ids=[sequence]
+            self.target,
+            proposer,
+            ids_BT,
+            max_new_tokens=limit,
+            sampling=self.sampling,
+            sequence_ids=[sequence],
+            batch_invariant=self.batch_invariant,
         )
 
     def _turn(self, method: Method, ids: Sequence[int], sequence: int) -> Turn:

@@ -23,7 +23,12 @@ _NAMES = ("target (", "benchmark.name (")  # names may differ: fingerprints say 
 
 
 def shared_settings(
-    target: Target, benchmark: Benchmark, questions: Sequence[Question], max_new_tokens: int, sampling: Sampling
+    target: Target,
+    benchmark: Benchmark,
+    questions: Sequence[Question],
+    max_new_tokens: int,
+    sampling: Sampling,
+    batch_invariant: bool = False,
 ) -> dict[str, Any]:
     """Target, machine, limits and questions, as plain values: equal for all methods of a run."""
     return {
@@ -36,6 +41,7 @@ def shared_settings(
         "torch": torch.__version__,
         "max_new_tokens": max_new_tokens,
         "sampling": asdict(sampling),
+        "batch_invariant": batch_invariant,
         "benchmark": {
             "name": benchmark.name,
             "questions": len(questions),
@@ -48,6 +54,7 @@ def method_settings(shared: dict[str, Any], decoding: Any, checkpoint: Path | No
     """A method's settings: the shared ones, its own keys (none for plain decoding), its drafter's folder and a hash of
     its weights: a folder may be trained anew under the same name."""
     keys = asdict(decoding) if is_dataclass(decoding) and not isinstance(decoding, type) else {}
+    keys.pop("batch_invariant", None)  # of all methods alike: a shared setting
     drafter: dict[str, Any] = {"checkpoint": None, "checkpoint_sha256": None}
     if checkpoint is not None:
         weights = checkpoint / "model.safetensors"

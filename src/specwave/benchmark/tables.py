@@ -22,6 +22,7 @@ SETTINGS = {  # what may differ between runs, and how a column that tells them a
     "sampling.top_p": "top-p",
     "sampling.min_p": "min-p",
     "sampling.repetition_penalty": "penalty",
+    "batch_invariant": "invariant",
     "decoding.levels": "levels",
     "decoding.top_k": "children",
     "decoding.total_token": "nodes",

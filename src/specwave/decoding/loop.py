@@ -31,6 +31,7 @@ from specwave.decoding.tree import Tree, ancestors, nodes
 from specwave.target import Output, Session, Target, Wants
 
 ROOM = 64  # slots beyond the longest sequence: the drafts that one round may verify
+PREFILL = 1024  # prompt tokens of one forward: what attention scores and captured states of a long prompt may take
 GREEDY = Sampling()
 
 
@@ -72,6 +73,7 @@ def generate(
     sequence_ids: Sequence[int] | None = None,
     eos_ids: Sequence[int] | None = None,
     stop: Sequence[str] | str | None = None,
+    batch_invariant: bool = False,
     on_tokens: Callable[[int, list[int]], None] | None = None,
 ) -> Generation:
     """Decodes prompts with one method.
@@ -84,12 +86,14 @@ def generate(
         eos_ids: tokens that end a row (kept in its output); the target's by default, () for none.
         stop: a string or strings that end a row when its output's text holds one. The output ends with the token that
             completes it, so the stop text stays in it, as with Hugging Face.
+        batch_invariant: compute each token's states to the same bits whatever it is computed among, so that in half
+            precision too every method gives plain decoding's tokens, and a batch those of its rows alone.
         on_tokens: called with (row, committed tokens) after every round.
 
     Raises:
         UserError: an empty prompt or batch, one that does not fit the target's context, an empty stop string.
     """
-    request = check_request(target, input_ids, max_new_tokens, sampling, sequence_ids, eos_ids, stop)
+    request = check_request(target, input_ids, max_new_tokens, sampling, sequence_ids, eos_ids, stop, batch_invariant)
     result = Generation([[] for _ in request.prompts], [[] for _ in request.prompts])
     for verdicts in rounds(target, proposer, request, result):
         for verdict in verdicts:
@@ -110,6 +114,7 @@ def stream(
     sequence_id: int = 0,
     eos_ids: Sequence[int] | None = None,
     stop: Sequence[str] | str | None = None,
+    batch_invariant: bool = False,
     skip_special_tokens: bool = True,
 ) -> Iterator[str]:
     """The text of one prompt's output as it comes: at most one piece per round, whole characters only.
@@ -120,7 +125,7 @@ def stream(
     Raises:
         UserError: as `generate`, and for more than one prompt; at the call, not at the first piece.
     """
-    request = check_request(target, input_ids, max_new_tokens, sampling, None, eos_ids, stop)
+    request = check_request(target, input_ids, max_new_tokens, sampling, None, eos_ids, stop, batch_invariant)
     if len(request.prompts) > 1:
         raise UserError("input_ids", f"{len(request.prompts)} prompts", "a stream decodes one prompt")
     request = replace(request, keys=[sequence_id])
@@ -144,7 +149,7 @@ def rounds(
     """Decodes, filling `result`; yields what each round committed. Closed early, it frees what its rows hold."""
     method: Proposer = proposer if proposer is not None else BaseProposer()
     clock, start = _Clock(target.device), time.perf_counter()
-    session = target.session(len(request.prompts), request.longest + request.limit + ROOM)
+    session = target.session(len(request.prompts), request.longest + request.limit + ROOM, request.batch_invariant)
     live = [
         Context(row, key, list(prompt), len(prompt), request.limit, session, row, sampling=request.sampling)
         for row, (key, prompt) in enumerate(zip(request.keys, request.prompts, strict=True))
@@ -176,18 +181,23 @@ def rounds(
 
 
 def _prefill(session: Session, contexts: Sequence[Context], wants: Wants) -> None:
-    """Everything but the last token of each prompt; rows are padded on the right, where no causal query looks."""
+    """Everything but the last token of each prompt, a chunk at a time; rows are padded on the right, where no causal
+    query looks."""
     counts = [len(context.tokens) - 1 for context in contexts]
-    if max(counts) == 0:
-        return
     padded = torch.zeros(len(contexts), max(counts), dtype=torch.int64)
     for row, context in enumerate(contexts):
         padded[row, : counts[row]] = torch.tensor(context.tokens[:-1])
-    output = session.forward(padded.to(session.target.device), wants=wants, logits=None)
-    session.advance(counts)
-    for row, context in enumerate(contexts):
-        context.blocks = {layer: states[row, : counts[row]] for layer, states in output.blocks.items()}
-        context.attentions = {layer: states[row, : counts[row]] for layer, states in output.attentions.items()}
+    parts = []
+    for start in range(0, max(counts), PREFILL):
+        part = padded[:, start : start + PREFILL].to(session.target.device)
+        parts.append(session.forward(part, wants=wants, logits=None))
+        session.advance([min(max(count - start, 0), part.shape[1]) for count in counts])
+    for row, context in enumerate(contexts if parts else ()):
+        count = counts[row]
+        for layer in wants.blocks:
+            context.blocks[layer] = torch.cat([part.blocks[layer][row] for part in parts])[:count]
+        for layer in wants.attentions:
+            context.attentions[layer] = torch.cat([part.attentions[layer][row] for part in parts])[:count]
 
 
 def _verify(

@@ -131,7 +131,9 @@ def draw_drafts(
 
 @dataclass(frozen=True)
 class Autoregressive:
-    """`decoding=autoregressive`: the proposer that proposes nothing."""
+    """`decoding=autoregressive`: the proposer that proposes nothing. `batch_invariant` is the loop's."""
+
+    batch_invariant: bool = False
 
     needs_checkpoint = False
     label = "autoregressive"

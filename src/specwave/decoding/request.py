@@ -27,6 +27,7 @@ class Request:
     limit: int
     sampling: Sampling
     ends: Ends
+    batch_invariant: bool = False
 
     @property
     def longest(self) -> int:
@@ -41,6 +42,7 @@ def check_request(
     sequence_ids: Sequence[int] | None,
     eos_ids: Sequence[int] | None,
     stop: Sequence[str] | str | None,
+    batch_invariant: bool = False,
 ) -> Request:
     """The arguments of `generate` as a request.
 
@@ -62,7 +64,7 @@ def check_request(
         raise ValueError(f"{len(prompts)} prompts need as many sequence_ids, got {len(sequence_ids)}")
     keys = list(sequence_ids) if sequence_ids is not None else list(range(len(prompts)))
     ends = Ends(target.eos_ids if eos_ids is None else eos_ids, check_stop(stop), lambda: target.tokenizer)
-    return Request(prompts, keys, single, max_new_tokens, sampling, ends)
+    return Request(prompts, keys, single, max_new_tokens, sampling, ends, batch_invariant)
 
 
 def _prompts(input_ids: Any) -> tuple[list[list[int]], bool]:

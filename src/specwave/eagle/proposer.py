@@ -33,13 +33,14 @@ class Eagle3Decoding:
     `top_k` = 1: a chain of `levels` drafts. `top_k` > 1: a dynamic tree (EAGLE-2), the `total_token` − 1 likeliest of
     the `top_k` children of the `top_k` likeliest paths of every level; null keeps all. `tree`: a fixed one, each draft
     by its path of ranks, as in [[0],[1],[0,0]]. `total_token` = "auto": levels, top_k and size are chosen by the clock
-    for this drafter, target and device (`tuning.py`).
+    for this drafter, target and device (`tuning.py`). `batch_invariant` is the loop's.
     """
 
     levels: int = 2
     top_k: int = 1
     total_token: int | str | None = None
     tree: list[list[int]] | None = None
+    batch_invariant: bool = False
 
     needs_checkpoint = True
     label = "eagle3"

@@ -67,8 +67,10 @@ def tune(drafter: Eagle3Drafter, target: Target, name: str) -> list[Choice]:
 
 def _tune(drafter: Eagle3Drafter, target: Target) -> list[Choice]:
     times = clock(target)
-    prompts = [ids for _, _, ids in user_prompt_ids(target, spread(builtin_calibration_prompts(), _PROMPTS))]
-    limit = min(_TOKENS, target.max_length - max(map(len, prompts)))
+    every = [ids for _, _, ids in user_prompt_ids(target, builtin_calibration_prompts())]
+    room = min(target.max_length, drafter.config.max_length) // 2
+    prompts = spread([ids for ids in every if len(ids) <= room] or [every[0][:room]], _PROMPTS)
+    limit = min(_TOKENS, room)
     wide = _WIDE_CPU if target.device.type == "cpu" else _WIDE
     vocabulary = drafter.config.draft_vocab_size
     top_k = min(TOP_K, vocabulary)
@@ -80,10 +82,10 @@ def _tune(drafter: Eagle3Drafter, target: Target) -> list[Choice]:
         taken, outside = {}, 0.0
         for levels in (1, 4):
             own = _Watched(drafter, target, levels, 1 if chain else top_k, None if chain else min(9, wide))
-            generate(target, own, prompts[0], max_new_tokens=8)  # warms up
-            made = generate(target, own, prompts[0], max_new_tokens=24)
+            generate(target, own, prompts[0], max_new_tokens=min(8, limit))  # warms up
+            made = generate(target, own, prompts[0], max_new_tokens=min(24, limit))
             taken[levels] = made.draft_seconds / made.rounds
-            tokens = 1 + max(len(one.depths) for one in own.rounds)
+            tokens = 1 + max((len(one.depths) for one in own.rounds), default=0)
             outside = max(0.0, made.verify_seconds / made.rounds - times(tokens))
         each = max(0.0, (taken[4] - taken[1]) / 3)
         return taken[1], each, outside
