@@ -1,12 +1,15 @@
 """Every token against Hugging Face: plain decoding, eagle3 and coached trees, float32, greedy, built-in benchmark.
 
-    python benchmarks/verify.py [--checkpoint <drafter folder>] [--limit n] [--model smollm2_135m]
+    python benchmarks/verify.py [--checkpoint <drafter folder>] [--limit n] [--model smollm2_135m] [--thorough]
 
 The reference is `AutoModelForCausalLM.generate` on the same weights; logits of near-ties and their noise are measured
 on that model too. Every method must give its tokens. A divergence passes only as a near-tie, where the tokens' logits
 differ by at most 10 times the noise; decoding is then compared again from the reference's token on. Exit code 1 on
 anything else. *Coached* drafts are the reference's own tokens for two in three, each beside a random sibling: long
 acceptances, rejections in every place and trees are met whatever the drafter is worth.
+
+`--thorough` adds the drafter's trees of 30 and 60, all of these in batches of four prompts, and *sampling*: drafts must
+not change a token that plain sampling with the same keyed noise draws (there the reference is our own plain decoding).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,9 +28,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from specwave.artifacts import UserError
 from specwave.benchmark import Benchmark, Question
-from specwave.benchmark.exact import Comparison, Divergence, compare
+from specwave.benchmark.exact import Comparison, Divergence, TargetScorer, compare
 from specwave.data.conversations import builtin_training_prompts, prompt_ids
-from specwave.decoding import BaseProposer, Context, Tree, generate
+from specwave.decoding import BaseProposer, Context, Sampling, Tree, generate
+from specwave.decoding.loop import GREEDY
 from specwave.eagle.drafter import DrafterConfig, Eagle3Drafter
 from specwave.eagle.proposer import Eagle3, Eagle3Decoding
 from specwave.eagle.start import initialise
@@ -66,14 +70,23 @@ class HuggingFace:
 
 @dataclass
 class Tally:
-    """What one method did."""
+    """What one method did; `batch` prompts at a time, of which the first is looked at."""
 
     proposer: Any
+    batch: int = 1
+    sampling: Sampling = GREEDY
     tokens: int = 0
     rounds: int = 0
     turns: int = 0
     near_ties: list[Divergence] = field(default_factory=list)
     wrong: list[Divergence] = field(default_factory=list)
+
+    def decode(self, target: Target, ids: Sequence[int], limit: int, others: Sequence[list[int]]) -> list[int]:
+        """New tokens of `ids`, decoded beside `batch` − 1 of the other prompts."""
+        prompts = [list(ids), *others[: self.batch - 1]]
+        made = generate(target, self.proposer, prompts, max_new_tokens=limit, sampling=self.sampling)
+        self.tokens, self.rounds = self.tokens + len(made.tokens[0]), self.rounds + len(made.accept_lengths[0])
+        return made.tokens[0]
 
     def add(self, comparison: Comparison) -> None:
         self.turns += 1
@@ -112,10 +125,15 @@ def untrained(target: Target, levels: int) -> Eagle3:
 
 
 def verify(
-    target: Target, reference: HuggingFace, methods: dict[str, Any], questions: Sequence[Question], limit: int
-) -> dict[str, Tally]:
+    target: Target,
+    reference: HuggingFace,
+    tallies: dict[str, Tally],
+    questions: Sequence[Question],
+    limit: int,
+) -> None:
     """Decodes every turn with every method; the reference's own answers make the conversations."""
-    tallies = {name: Tally(proposer) for name, proposer in methods.items()}
+    others = [prompt_ids(target, [{"role": "user", "content": text}]) for _, _, text in builtin_training_prompts()[:3]]
+    drawn = TargetScorer(target)
     with tqdm(total=sum(len(question.turns) for question in questions), desc="turns", disable=None) as progress:
         for question in questions:
             messages: list[dict[str, str]] = []
@@ -123,25 +141,31 @@ def verify(
                 messages.append({"role": "user", "content": text})
                 ids = prompt_ids(target, messages)
                 expected = reference.greedy(ids, limit)
+                plain = {
+                    sampling: generate(target, None, ids, max_new_tokens=limit, sampling=sampling).tokens
+                    for sampling in {tally.sampling for tally in tallies.values()} - {GREEDY}
+                }
                 for name, tally in tallies.items():
+                    own = plain.get(tally.sampling, expected)
                     if isinstance(tally.proposer, Coached):
-                        tally.proposer.text = [*ids, *expected]
+                        tally.proposer.text = [*ids, *own]
 
-                    def again(ids: list[int], limit: int, proposer: Any = tally.proposer) -> list[int]:
-                        return generate(target, proposer, ids, max_new_tokens=limit).tokens
+                    def again(ids: list[int], limit: int, tally: Tally = tally, beside: Any = others) -> list[int]:
+                        silent = Tally(tally.proposer, tally.batch, tally.sampling)
+                        return silent.decode(target, ids, limit, beside)
 
-                    made = generate(target, tally.proposer, ids, max_new_tokens=limit)
-                    tally.tokens, tally.rounds = tally.tokens + len(made.tokens), tally.rounds + made.rounds
+                    made = tally.decode(target, ids, limit, others)
+                    scorer = reference if tally.sampling.greedy else drawn
                     comparison = compare(
-                        ids, expected, made.tokens, scorer=reference, again=again, max_new_tokens=limit
+                        ids, own, made, scorer=scorer, again=again, max_new_tokens=limit, sampling=tally.sampling
                     )
                     tally.add(comparison)
                     for found in comparison.divergences:
                         tqdm.write(describe(target, name, question, number, found))
+                others = [ids, *others[:2]]
                 answer = target.tokenizer.decode(expected, skip_special_tokens=True)
                 messages.append({"role": "assistant", "content": answer})
                 progress.update()
-    return tallies
 
 
 def describe(target: Target, name: str, question: Question, turn: int, found: Divergence) -> str:
@@ -162,8 +186,13 @@ def main() -> int:
     parser.add_argument("--levels", type=int, default=Eagle3Decoding.levels, help="drafts per round")
     parser.add_argument("--limit", type=int, help="this many questions, spread over the categories (default: all)")
     parser.add_argument("--max-new-tokens", type=int, default=32)
+    parser.add_argument("--benchmark", help="a question file of Spec-Bench's schema instead of the built-in benchmark")
+    parser.add_argument("--first-turns", action="store_true", help="leave out what follows a question's first turn")
+    parser.add_argument("--thorough", action="store_true", help="trees, batches and sampling too")
     options = parser.parse_args()
-    questions = Benchmark().questions(options.limit)
+    questions = Benchmark(options.benchmark).questions(options.limit)
+    if options.first_turns:
+        questions = [replace(question, turns=question.turns[:1]) for question in questions]
     disable_progress_bar()
     target = load_target(options.model, dtype="float32", device="cpu")
     reference = HuggingFace(target.folder)
@@ -173,8 +202,25 @@ def main() -> int:
         drafter, source = untrained(target, options.levels), "untrained, started from the target's last block"
     print(f"{target.name} in float32 against Hugging Face generate; drafter of eagle3: {source}")
     print(f"{len(questions)} questions, up to {options.max_new_tokens} tokens a turn, greedy")
-    methods = {"plain": None, "eagle3": drafter, "coached": Coached(4, target.vocab_size)}
-    tallies = verify(target, reference, methods, questions, options.max_new_tokens)
+    tallies = {
+        "plain": Tally(None),
+        "eagle3": Tally(drafter),
+        "coached": Tally(Coached(4, target.vocab_size)),
+    }
+    if options.thorough:
+        trees = {total: Eagle3(drafter.drafter, target, levels=6, top_k=10, total_token=total) for total in (30, 60)}
+        sampling = Sampling(temperature=0.8, top_p=0.95, repetition_penalty=1.1, seed=0)
+        tallies |= {f"eagle3, tree of {total}": Tally(tree) for total, tree in trees.items()}
+        tallies |= {
+            "plain, batch of 4": Tally(None, 4),
+            "eagle3, batch of 4": Tally(drafter, 4),
+            "eagle3, tree of 30, batch of 4": Tally(trees[30], 4),
+            "sampled eagle3": Tally(drafter, sampling=sampling),
+            "sampled coached": Tally(Coached(4, target.vocab_size), sampling=sampling),
+            "sampled eagle3, tree of 30": Tally(trees[30], sampling=sampling),
+            "sampled eagle3, tree of 60, batch of 4": Tally(trees[60], 4, sampling),
+        }
+    verify(target, reference, tallies, questions, options.max_new_tokens)
     for name, tally in tallies.items():
         print(
             f"{name}: {tally.turns} turns, {tally.tokens} tokens, τ {tally.tokens / tally.rounds:.3f}; "

@@ -9,8 +9,10 @@ ties go to the lexicographically smallest set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +20,8 @@ from torch import Tensor
 from specwave.layers.entropy import gram_entropy
 
 Layers = tuple[int, ...]
+T = TypeVar("T")
+U = TypeVar("U")
 _CHUNK = 1 << 22  # float64 numbers in one batch of summed Grams: 32 MiB
 
 
@@ -62,3 +66,17 @@ def checked(grams: Tensor, m: int) -> Tensor:
 def all_sets(num_layers: int, m: int) -> Tensor:
     """Every set of m layers: int64 [C(N, m), m], lexicographic."""
     return torch.combinations(torch.arange(num_layers), m) if m else torch.empty(1, 0, dtype=torch.int64)
+
+
+def in_threads(work: Callable[[T], U], items: Sequence[T]) -> Iterator[U]:
+    """`work` of each item, in order. LAPACK takes one small matrix at a time: a thread for each, none for its parts."""
+    threads = torch.get_num_threads()
+    if threads == 1 or len(items) == 1:
+        yield from map(work, items)
+        return
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield from pool.map(work, items)
+    finally:
+        torch.set_num_threads(threads)

@@ -12,13 +12,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from specwave.layers.groups import Group, all_sets, best, checked, entropies
+from specwave.layers.groups import Group, all_sets, best, checked, entropies, in_threads
 
 _TRIAL = 64  # sets scored in both precisions before the screening
 _WORTH_SCREENING = 2_000  # fewer sets are scored in float64 at once
@@ -109,30 +108,17 @@ class Ranking:
         return self._scores(self.grams, places, "leading sets" if self.tolerance else None)
 
     def _scores(self, grams: Tensor, places: Tensor, label: str | None) -> Tensor:
-        """Entropy [C] float64 of the sets at `places`, computed in the precision of the Grams.
-
-        LAPACK takes one small matrix at a time: a thread for each core, and one for each matrix.
-        """
+        """Entropy [C] float64 of the sets at `places`, computed in the precision of the Grams."""
         parts = self.sets[places].split(_PART)
-        threads = torch.get_num_threads()
+        if grams.device.type != "cpu":
+            return torch.cat([entropies(grams, part, self.alpha) for part in parts])
+        found = []
         quiet = None if label and len(parts) > 4 else True
         with tqdm(total=len(places), desc=label, unit="set", disable=quiet) as bar:
-            if threads == 1 or len(parts) == 1 or grams.device.type != "cpu":
-                found = []
-                for part in parts:
-                    found.append(entropies(grams, part, self.alpha))
-                    bar.update(len(part))
-                return torch.cat(found)
-            torch.set_num_threads(1)
-            try:
-                with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                    found = []
-                    for result in pool.map(lambda part: entropies(grams, part, self.alpha), parts):
-                        found.append(result)
-                        bar.update(len(result))
-                return torch.cat(found)
-            finally:
-                torch.set_num_threads(threads)
+            for part in in_threads(lambda part: entropies(grams, part, self.alpha), parts):
+                found.append(part)
+                bar.update(len(part))
+        return torch.cat(found)
 
 
 def worth_it(wanted: str, grams: Tensor, m: int) -> bool:

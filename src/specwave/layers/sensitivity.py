@@ -93,25 +93,26 @@ def sensitivity(
     """
     listed = list(variants(calibration, selector))
     found = passes([variant.calibration for variant in listed])
-    effects, ranked = [], dict[tuple[Any, ...], Ranking]()
+    effects: list[Effect] = []
+    base: dict[tuple[Any, ...], Ranking] = {}  # by what it is of: variants of the search alone share the base's Grams
     for variant in tqdm(listed, desc="sensitivity", unit="variant", disable=None):
         own = found[variant.calibration.rows()]
         if isinstance(own, UserError):
             effects.append(Effect(variant.option, variant.value, 0, None, [], note=own.remedy.split(":")[0]))
             continue
         grams = own.prepared(variant.calibration.scale, variant.calibration.centre)
-        effects.append(_effect(variant, grams, ranked))
+        effects.append(_effect(variant, grams, base))
     return effects
 
 
-def _effect(variant: Variant, grams: Tensor, ranked: dict[tuple[Any, ...], Ranking]) -> Effect:
+def _effect(variant: Variant, grams: Tensor, base: dict[tuple[Any, ...], Ranking]) -> Effect:
     selector, calibration = variant.selector, variant.calibration
     m = selector.m_of(len(grams))
-    # Variants of the search alone share the ranking of their Grams.
     key = (calibration.rows(), calibration.scale, calibration.centre, m, selector.alpha)
     outcome = selector.select(grams)
-    ranking = ranked.get(key) or outcome.ranking or Ranking(grams, m, selector.alpha)
-    ranked[key] = ranking
+    ranking = base.get(key) or outcome.ranking or Ranking(grams, m, selector.alpha)
+    if variant.option == "base":
+        base[key] = ranking
     rules = rule_standings(grams, ranking, selector.alpha)
     return Effect(variant.option, variant.value, grams.shape[-1], outcome.groups[0], rules, len(ranking))
 

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from specwave.artifacts import UserError
 from specwave.layers.blocks import prepare_grams
 from specwave.layers.calibrate import Calibrated
-from specwave.layers.groups import entropies
+from specwave.layers.groups import entropies, in_threads
 
 Layers = tuple[int, ...]
 INTERVAL = (0.025, 0.975)
@@ -102,15 +102,24 @@ def bootstrap(
         return None
     count = int(units.max()) + 1
     draw = torch.Generator().manual_seed(seed)
+    draws = [torch.randint(count, (count,), generator=draw) for _ in range(resamples)]
+
+    def resample(drawn: Tensor) -> tuple[Layers, float] | None:
+        grams = _resampled(found.grams, units, drawn, scale, centre, copies)
+        if grams is None:
+            return None
+        own, other = (entropies(grams, torch.tensor([layers]), alpha).item() for layers in (chosen, against[1]))
+        return select(grams), own - other
+
     chosen_sets: Counter[Layers] = Counter()
     gaps = []
-    for _ in tqdm(range(resamples), desc=f"bootstrap over {over}", unit="resample", disable=None):
-        grams = _resampled(found.grams, units, torch.randint(count, (count,), generator=draw), scale, centre, copies)
-        if grams is None:
-            continue
-        chosen_sets[select(grams)] += 1
-        pair = [entropies(grams, torch.tensor([layers]), alpha).item() for layers in (chosen, against[1])]
-        gaps.append(pair[0] - pair[1])
+    bar = tqdm(
+        in_threads(resample, draws), total=resamples, desc=f"bootstrap over {over}", unit="resample", disable=None
+    )
+    for result in bar:
+        if result is not None:
+            chosen_sets[result[0]] += 1
+            gaps.append(result[1])
     if not gaps:
         raise UserError("analysis.resamples", resamples, "no resample had two rows: calibrate on more conversations")
     total = len(gaps)
