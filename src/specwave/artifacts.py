@@ -55,6 +55,17 @@ def cache_dir() -> Path:
     return Path(base)
 
 
+@contextlib.contextmanager
+def filling_cache() -> Iterator[None]:
+    """Around work that must write into the cache: a cache that cannot be written is the user's to mend."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        remedy = f"the cache cannot be written there ({reason}): set SPECWAVE_CACHE to a folder with room"
+        raise UserError("SPECWAVE_CACHE", cache_dir(), remedy) from None
+
+
 # ---------------------------------------------------------------- whole files
 
 
@@ -100,8 +111,10 @@ def write_torch(path: Path | str, content: Any) -> None:
 def write_figure(path: Path | str, figure: Any) -> list[Path]:
     """A matplotlib figure as `path`.png and `path`.svg (`path` has no suffix), the same file for the same picture."""
     finals = [Path(f"{path}.{kind}") for kind in ("png", "svg")]
-    figure.draw_without_rendering()  # lays it out once; each file would do so twice
-    figure.set_layout_engine("none")
+    engine = figure.get_layout_engine()
+    if engine is not None:  # laid out once; each file would do so again
+        engine.execute(figure)
+        figure.set_layout_engine("none")
     for final in finals:
         kind = final.suffix[1:]
         options = {"format": kind, "dpi": 200, "metadata": {"Date": None} if kind == "svg" else None}
@@ -201,7 +214,13 @@ def read_jsonl(path: Path | str, key: str) -> Iterator[tuple[int, dict[str, Any]
         raise UserError(key, path, "the file is empty: name one with a JSON object on each line")
 
 
-# ---------------------------------------------------------------- layers and selections
+# ---------------------------------------------------------------- numbers, layers and selections
+
+
+def check_seed(key: str, seed: int) -> None:
+    """Seeds are 0 … 2³²−1."""
+    if not 0 <= seed < 2**32:
+        raise UserError(key, seed, "must be in 0 … 2³²−1")
 
 
 def check_layers(layers: Sequence[int], num_layers: int, key: str) -> tuple[int, ...]:

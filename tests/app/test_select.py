@@ -87,6 +87,7 @@ def test_a_mistake_is_found_before_anything_is_answered(model, tmp_path):
         (Elsi(m=9), Analysis(), "selector.m"),
         (Fixed(layers=[8]), Analysis(), "selector.layers"),
         (Exhaustive(max_sets=10), Analysis(), "selector.m"),
+        (Elsi(), Analysis(ranking="always", max_sets=55), "analysis.ranking"),
     ]
     for selector, analysis, key in wrong:
         with pytest.raises(UserError) as caught:
@@ -118,6 +119,13 @@ def test_everything_that_can_be_looked_into(model, tmp_path, given):
     lines = (tmp_path / "sensitivity.csv").read_text().splitlines()
     assert len(lines) == 1 + len(content["sensitivity"])
     assert lines[0].startswith("option,value,rows,layers,entropy,rank_")
+
+
+def test_a_bootstrap_that_cannot_be_is_said(model, tmp_path, given):
+    run = run_in(tmp_path)
+    analysis = Analysis(resamples=5, figures=False)
+    main(SelectConfig(model, given(rho=1.0, block_size=4, aggregate="average"), Elsi(m=2), analysis), run)
+    assert sum("no bootstrap over" in line for line in run.said) == 2
 
 
 def test_the_full_ranking_is_a_file(model, tmp_path, given):
@@ -160,6 +168,7 @@ def test_a_sweep_is_prepared_by_one_pass(model, tmp_path, monkeypatch, given):
         ({"max_new_tokens": 0}, "calibration.max_new_tokens"),
         ({"batch_size": 0}, "calibration.batch_size"),
         ({"scale": "unit"}, "calibration.scale"),
+        ({"seed": 10**14}, "calibration.seed"),
     ],
 )
 def test_calibration_out_of_range(settings, key):

@@ -65,3 +65,14 @@ def test_settings_out_of_range(settings, key):
     with pytest.raises(UserError) as caught:
         Analysis(**settings)
     assert caught.value.key == key
+
+
+def test_more_sets_than_can_be_ranked():
+    full = Analysis(ranking="always", max_sets=1000)
+    full.check(36, 2)
+    with pytest.raises(UserError, match=r"analysis\.ranking=always: 7,140 sets of 3 of 36 layers are more than"):
+        full.check(36, 3)
+    Analysis(ranking="auto", max_sets=1000).check(36, 18)
+    assert full.ranks(36, 2)
+    assert not full.ranks(36, 18)
+    assert not Analysis(ranking="never").ranks(8, 3)

@@ -119,6 +119,14 @@ def test_a_layer_that_is_not_finite_is_named(target, bad, monkeypatch):
         calibrate(target, samples(40), Rows(rho=1.0, block_size=4))
 
 
+def test_a_head_that_is_not_finite_is_named(target, monkeypatch):
+    """Every state is finite: the certain positions could not be told from the others, silently."""
+    plain = target.logits
+    monkeypatch.setattr(target, "logits", lambda hidden: plain(hidden) * math.nan)
+    with pytest.raises(UserError, match=r"the logits \(final norm or head\) hold NaN or Inf in the calibration prompt"):
+        calibrate(target, samples(40), Rows(rho=1.0, block_size=4))
+
+
 def test_what_lies_in_the_padding_does_not_matter(target, monkeypatch):
     plain, settings = target.states, Rows(rho=1.0, block_size=4)
     conversations = samples(20, 40)

@@ -31,7 +31,17 @@ def draw(folder, prompts=5):
     cuts = analysis.variance_cuts(spread(prompts)) if prompts else []
     stable = [
         Stability(
-            over, 5, 10, 0, [1, 2], [3, 4], "eagle3", [0.1] * 8, [{"layers": [1, 2], "share": 0.6}], [-0.1, 0, 0.3]
+            over,
+            5,
+            10,
+            0,
+            [1, 2],
+            [3, 4],
+            "eagle3",
+            [0.1] * 8,
+            [{"layers": [1, 2], "share": 0.6}],
+            True,
+            [-0.1, 0, 0.3],
         )
         for over in ("prompts", "domains")
     ]

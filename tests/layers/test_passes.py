@@ -1,5 +1,6 @@
 """The cache of passes: what is re-used, what is not, and a file that belongs to another target."""
 
+import dataclasses
 import json
 import shutil
 
@@ -9,9 +10,19 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from specwave.artifacts import UserError
-from specwave.layers.passes import calibrated
+from specwave.layers.passes import calibrated as results
+from specwave.layers.settings import File
 from specwave.target import ModelConfig
 from specwave.target.tiny import make_tiny
+
+
+def calibrated(model, settings, say=print):
+    """Errors raised, as a run does."""
+    found = results(model, settings, say)
+    for one in found:
+        if isinstance(one, UserError) and one.key != "calibration.block_size":
+            raise one
+    return found
 
 
 @pytest.fixture
@@ -101,7 +112,7 @@ def test_a_cached_file_of_another_target_is_refused(model, tmp_path, given):
         facts = json.loads(stored.metadata()["facts"])
     facts["fingerprint"] = "0" * 32
     save_file(load_file(path), path, metadata={"facts": json.dumps(facts)})
-    with pytest.raises(UserError, match=r"another model, tokenizer, chat template or setting .*delete it") as caught:
+    with pytest.raises(UserError, match=r"another model, tokenizer, chat template, setting or .*delete it") as caught:
         calibrated(model, [given()])
     assert caught.value.key == "cache"
 
@@ -114,6 +125,48 @@ def test_a_cached_file_of_another_setting_is_refused(model, tmp_path, given):
     shutil.copy(other, path)
     with pytest.raises(UserError, match="setting"):
         calibrated(model, [given()])
+
+
+def test_a_cached_file_of_other_conversations_is_refused(model, tmp_path, given):
+    calibrated(model, [given()])
+    (path,) = (tmp_path / "cache" / "calibration").iterdir()
+    calibrated(model, [given(limit=4)])
+    (other,) = set((tmp_path / "cache" / "calibration").iterdir()) - {path}
+    shutil.copy(other, path)
+    with pytest.raises(UserError, match="other conversations"):
+        calibrated(model, [given()])
+
+
+def test_a_mistake_of_one_setting_leaves_the_others(model, given, tmp_path):
+    missing = File(path=str(tmp_path / "none.jsonl"))
+    unanswered = tmp_path / "questions.jsonl"
+    unanswered.write_text('{"prompt": "a question without an answer"}\n')
+    found = results(model, [missing, given(), File(path=str(unanswered), answers="given")])
+    assert [isinstance(one, UserError) for one in found] == [True, False, True]
+    assert "there is no such file" in str(found[0])
+    assert "no answer" in str(found[2])
+
+
+@pytest.mark.parametrize("change", ["date", "eos"])
+def test_what_the_fingerprint_leaves_out_is_part_of_the_key(change, model, loads, given, tmp_path):
+    """A template may print the date, and generation_config.json may be given another end token."""
+    calibrated(model, [given()])
+    if change == "date":
+        model = dataclasses.replace(model, date_string="26 July 2024")
+    else:
+        path = tmp_path / "model" / "generation_config.json"
+        content = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(content | {"eos_token_id": 7}))
+    calibrated(model, [given()])
+    assert len(loads) == 2
+
+
+def test_a_cache_that_cannot_be_written_loses_nothing(model, given, tmp_path):
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    (tmp_path / "cache" / "calibration").write_text("a file where a folder should be")
+    with pytest.warns(UserWarning, match="SPECWAVE_CACHE=.*the pass is not kept"):
+        (found,) = calibrated(model, [given()])
+    assert found.rows > 0
 
 
 def test_a_damaged_file_is_named(model, tmp_path, given):

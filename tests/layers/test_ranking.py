@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from specwave.layers import ranking as room
 from specwave.layers.entropy import matrix_entropy
+from specwave.layers.groups import all_sets
 from specwave.layers.ranking import Ranking, worth_it
 
 
@@ -111,3 +112,20 @@ def test_when_a_ranking_is_worth_it():
     assert not worth_it("auto", large, 3)
     assert worth_it("always", large, 3)
     assert not worth_it("never", small, 3)
+
+
+@pytest.mark.parametrize(("layers", "m"), [(30, 30), (30, 28), (36, 34), (16, 8), (16, 14), (5, 1)])
+def test_all_sets_of_every_size(layers, m):
+    """Sizes near N and N/2, where a mask of N^m entries would not fit any memory."""
+    sets = all_sets(layers, m)
+    assert sets.shape == (math.comb(layers, m), m)
+    assert sets[0].tolist() == list(range(m))
+    assert sets[-1].tolist() == list(range(layers - m, layers))
+    assert len({tuple(one) for one in sets.tolist()}) == len(sets)
+
+
+def test_a_large_m_is_ranked():
+    grams = random_grams(30, rows=4)
+    found = Ranking(grams, 29)
+    assert len(found) == 30
+    assert len(found.top(1)[0].layers) == 29

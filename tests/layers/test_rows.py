@@ -47,7 +47,7 @@ def test_the_averaging_matrix_takes_means_of_the_kept_positions(count, size, blo
 
 def test_averages_over_prompts_of_different_length():
     """Rows 0 and 1 of three prompts, row 2 of the longest alone."""
-    store = Averages()
+    store = Averages(100)
     for rows in ([[1.0], [10.0]], [[3.0]], [[5.0], [20.0], [7.0]], []):
         store.offer(torch.tensor(rows).view(-1, 1))
     assert store.stack().tolist() == [[3.0], [15.0], [7.0]]
@@ -95,3 +95,22 @@ def test_grams_are_those_of_the_rows():
 def test_random_positions_over_the_whole_set_are_refused():
     with pytest.raises(UserError, match=r"calibration\.filter_scope=set"):
         Rows(keep="random", filter_scope="set")
+
+
+def test_averages_are_thinned_out_to_max_rows():
+    rows = torch.arange(20.0).view(20, 1)
+    few, again, other = Averages(5), Averages(5), Averages(5, seed=1)
+    for store in (few, again, other):
+        store.offer(rows)
+    kept = few.stack().flatten().tolist()
+    assert len(few) == len(few.labels) == len(kept) == 5
+    assert kept == sorted(kept) == again.stack().flatten().tolist()
+    assert kept != other.stack().flatten().tolist()
+
+
+def test_a_huge_reservoir_costs_what_it_holds():
+    collector = Collector(Rows(max_rows=10**9))
+    for prompt in range(3):
+        collector.take(torch.full((2, 400, 3), float(prompt)), prompt)
+    assert collector.grams().shape == (2, 1200, 1200)
+    assert collector.store.stack()[:, 0, 0].tolist() == [0.0] * 400 + [1.0] * 400 + [2.0] * 400

@@ -136,6 +136,8 @@ def test_layers_that_cannot_be(layers, message):
         (lambda: Elsi(k_beam=0), "selector.k_beam"),
         (lambda: Elsi(k_expand=-1), "selector.k_expand"),
         (lambda: Elsi(alpha=0.0), "selector.alpha"),
+        (lambda: Elsi(alpha=float("inf")), "selector.alpha"),
+        (lambda: Fixed(seed=2**32), "selector.seed"),
         (lambda: Fixed(alpha=-1.0), "selector.alpha"),
         (lambda: Fixed(m=0), "selector.m"),
         (lambda: ElsiC(k_pool=0), "selector.k_pool"),

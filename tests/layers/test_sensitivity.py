@@ -72,3 +72,21 @@ def test_the_table_holds_ranks_of_rules_of_that_size():
     failed = [row for row in rows if row["note"]]
     assert [row["option"] for row in failed] == ["max_rows"]
     assert failed[0]["layers"] is None
+
+
+def test_without_ranks_the_rules_are_listed_and_nothing_is_ranked(monkeypatch):
+    monkeypatch.setattr("specwave.layers.sensitivity.Ranking", lambda *_: pytest.fail("ranked"))
+    effects = sensitivity(Calibration(), Elsi(), made, ranked=False)
+    assert all(rule.rank is None for effect in effects for rule in effect.rules)
+    assert "rank_eagle3" not in table(effects)[0]
+
+
+def test_an_option_that_the_rows_do_not_allow_is_a_row_that_says_so():
+    def three_rows(settings):
+        return {own: found if isinstance(found, UserError) else dataclasses.replace(found, grams=found.grams[:, :3, :3])
+                for own, found in made(settings).items()}  # fmt: skip
+
+    effects = sensitivity(Calibration(), ElsiC(), three_rows)
+    (unbiased,) = [effect for effect in effects if effect.option == "unbiased"]
+    assert unbiased.group is None
+    assert unbiased.note == "needs at least 4 rows, there are 3"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from specwave.artifacts import UserError
 from specwave.layers import stability as room
 from specwave.layers.calibrate import Calibrated
 from specwave.layers.cka import cka_matrix
@@ -81,7 +82,7 @@ def test_equal_prompts_leave_no_doubt():
 
 def made(share, gap, chosen=(0, 2)):
     sets = [{"layers": [0, 2], "share": share}, {"layers": [1, 2], "share": 1 - share}]
-    return Stability("prompts", 200, 100, 0, list(chosen), [1, 3], "eagle3", [0.0] * 4, sets, gap)
+    return Stability("prompts", 200, 100, 0, list(chosen), [1, 3], "eagle3", [0.0] * 4, sets, True, gap)
 
 
 def test_the_sentence_says_what_the_numbers_say():
@@ -97,3 +98,25 @@ def test_the_sentence_says_what_the_numbers_say():
     near = made(0.9, [-0.1, 0.2, 0.3])
     assert not near.supported
     assert "it is not clearly above eagle3" in near.sentence()
+
+
+def test_layers_named_beforehand_get_no_verdict():
+    named = made(1.0, [0.1, 0.2, 0.3])
+    named.searched = False
+    assert not named.supported
+    assert named.sentence() == (
+        "Resampling 200 prompts 100 times put the entropy of {0,2} +0.200 nats [+0.100, +0.300] from eagle3's."
+    )
+
+
+def test_a_resample_that_the_selector_cannot_use_is_left_out():
+    found, _ = calibrated(list(range(6)), list("aabbcc"))
+
+    def select(grams):
+        if grams.shape[-1] < 5:
+            raise UserError("selector.unbiased", "true", "too few rows")
+        return (0, 1)
+
+    stable = bootstrap(found, select, (0, 1), ("rule", (1, 2)), over="prompts", resamples=40)
+    assert 0 < stable.resamples < 40
+    assert stable.share == 1.0

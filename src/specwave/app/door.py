@@ -47,6 +47,7 @@ def prepare_environment() -> None:
     for package in ("pytorch_lightning", "lightning_fabric"):  # "GPU available: False", tips, …
         logging.getLogger(f"{package}.utilities.rank_zero").setLevel(logging.WARNING)
     logging.getLogger("DeepSpeed").addFilter(_worth_saying)  # transformers imports it, used or not
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {' '.join(str(message).split())}\n"
     warnings.filterwarnings("ignore", message=r".*LeafSpec.* is deprecated")  # Lightning's use of torch, not the user's
 
 

@@ -17,7 +17,7 @@ from specwave.layers.passes import calibrated
 from specwave.layers.ranking import Ranking, worth_it
 from specwave.layers.rows import Rows
 from specwave.layers.selectors import fixed_rule
-from specwave.layers.sensitivity import sensitivity
+from specwave.layers.sensitivity import Effect, sensitivity
 from specwave.layers.settings import Calibration, record
 from specwave.layers.stability import Stability, bootstrap
 
@@ -40,7 +40,10 @@ def prepare(configs: Sequence[SelectConfig], say: Callable[[str], None]) -> None
     models = {repr(config.model): config.model for config in configs}
     for name, model in models.items():
         settings = [config.calibration for config in configs if repr(config.model) == name]
-        calibrated(model, list(dict.fromkeys(settings)), say)
+        try:
+            calibrated(model, list(dict.fromkeys(settings)), say)
+        except UserError:  # of this model: its jobs will say so, those of others go on
+            continue
 
 
 def main(config: SelectConfig, run: Run) -> float:
@@ -48,6 +51,7 @@ def main(config: SelectConfig, run: Run) -> float:
     settings, selector, analysis = config.calibration, config.selector, config.analysis
     identity = config.model.identify()
     selector.check(identity.num_layers)  # before the answers, which take minutes
+    analysis.check(identity.num_layers, selector.m_of(identity.num_layers))
     against = fixed_rule(analysis.against, identity.num_layers, "analysis.against") if analysis.resamples else ()
     (result,) = calibrated(config.model, [settings], run.say)
     if isinstance(result, UserError):
@@ -68,8 +72,8 @@ def main(config: SelectConfig, run: Run) -> float:
         ranking=ranking,
         rules=rule_standings(grams, ranking, selector.alpha),
         chosen=standings(grams, {selector.name: best.layers}, ranking, selector.alpha)[0],
-        stability=_stability(result, config, best.layers, against) if analysis.resamples else [],
-        effects=sensitivity(settings, selector, _passes(config, run)) if analysis.sensitivity else [],
+        stability=_stability(result, config, best.layers, against, run) if analysis.resamples else [],
+        effects=_effects(config, run, identity.num_layers) if analysis.sensitivity else [],
     )
     write_tensors(run.folder / "grams.safetensors", {"grams": grams}, {"fingerprint": identity.fingerprint})
     written = write_data(run.folder, found)
@@ -109,11 +113,12 @@ def main(config: SelectConfig, run: Run) -> float:
 
 
 def _stability(
-    result: Calibrated, config: SelectConfig, chosen: tuple[int, ...], against: tuple[int, ...]
+    result: Calibrated, config: SelectConfig, chosen: tuple[int, ...], against: tuple[int, ...], run: Run
 ) -> list[Stability]:
     settings, selector, analysis = config.calibration, config.selector, config.analysis
-    found = [
-        bootstrap(
+    found = []
+    for over in ("prompts", "domains"):
+        stability = bootstrap(
             result,
             lambda grams: selector.select(grams).groups[0].layers,
             chosen,
@@ -125,15 +130,19 @@ def _stability(
             centre=settings.centre,
             alpha=selector.alpha,
             copies=selector.reads_cka,
+            searched=selector.name != "fixed",
         )
-        for over in ("prompts", "domains")
-    ]
-    return [stability for stability in found if stability is not None]
+        if stability is None:
+            run.say(f"no bootstrap over {over}: the rows must belong to two of them at least, each to one")
+        else:
+            found.append(stability)
+    return found
 
 
-def _passes(config: SelectConfig, run: Run) -> Callable[[list[Calibration]], dict[Rows, Calibrated | UserError]]:
+def _effects(config: SelectConfig, run: Run, num_layers: int) -> list[Effect]:
     def passes(settings: list[Calibration]) -> dict[Rows, Calibrated | UserError]:
         results = calibrated(config.model, settings, run.say)
         return {own.rows(): result for own, result in zip(settings, results, strict=True)}
 
-    return passes
+    ranked = config.analysis.ranks(num_layers, config.selector.m_of(num_layers))
+    return sensitivity(config.calibration, config.selector, passes, ranked)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from specwave.artifacts import UserError, append_lines, cache_dir, drop_torn_line, read_jsonl, reading
+from specwave.artifacts import UserError, append_lines, cache_dir, drop_torn_line, filling_cache, read_jsonl, reading
 from specwave.data.conversations import Sample
 from specwave.decoding import Sampling, generate
 from specwave.target import Target
@@ -49,8 +49,10 @@ def answered(
     done = _read(path)
     todo = [batch for batch in batches if any(fitting[row][0] not in done for row in batch)]
     if todo:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with filling_cache():
+            path.parent.mkdir(parents=True, exist_ok=True)
         with (
+            filling_cache(),
             open(path, "a", encoding="utf-8") as stream,
             tqdm(total=len(fitting), desc=label, unit="prompt", disable=None) as bar,
         ):
@@ -90,6 +92,7 @@ def answers_path(
 ) -> Path:
     """Where these answers are cached. dtype and batch size count: in bf16 they can turn a near-tie."""
     facts = [target.fingerprint, str(target.dtype), target.device.type, max_new_tokens, batch_size, temperature, seed]
+    facts += [list(target.eos_ids)]  # no part of a fingerprint: generation_config.json may be edited
     key = hashlib.sha256(json.dumps([facts, [list(prompt) for prompt in prompts]]).encode()).hexdigest()[:24]
     return cache_dir() / "answers" / f"{target.name}-{key}.jsonl"
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from specwave.artifacts import UserError
+from specwave.artifacts import UserError, check_seed
 from specwave.layers.calibrate import KINDS
 from specwave.layers.groups import Group, all_sets, entropies, score
 from specwave.layers.ranking import Ranking
@@ -25,6 +25,7 @@ class Analysis:
     """`conf/analysis`: what is looked into beside the choice itself."""
 
     ranking: Literal["auto", "always", "never"] = "auto"
+    max_sets: int = 100_000
     resamples: int = 0
     against: str = "eagle3"
     sensitivity: bool = False
@@ -36,6 +37,20 @@ class Analysis:
             raise UserError("analysis.resamples", self.resamples, "must be ≥ 0 (0: no bootstrap)")
         if self.against not in RULES:
             raise UserError("analysis.against", self.against, f"there is no such rule: use {', '.join(RULES)}")
+        check_seed("analysis.seed", self.seed)
+
+    def check(self, num_layers: int, m: int) -> None:
+        """Refuses a ranking of more sets than can be meant."""
+        count = math.comb(num_layers, m)
+        if self.ranking == "always" and count > self.max_sets:
+            raise UserError(
+                "analysis.ranking", "always", f"{count:,} sets of {m} of {num_layers} layers are more than "
+                f"analysis.max_sets={self.max_sets}: raise it, or use analysis.ranking=auto"
+            )  # fmt: skip
+
+    def ranks(self, num_layers: int, m: int) -> bool:
+        """Whether the sensitivity table ranks the fixed rules."""
+        return self.ranking != "never" and math.comb(num_layers, m) <= self.max_sets
 
 
 THIRDS = ("early", "middle", "late")
@@ -86,7 +101,7 @@ def pair_gains(grams: Tensor, alpha: float = 1.0) -> Tensor:
     if num_layers > 1:
         pairs = all_sets(num_layers, 2)
         values = entropies(grams.double(), pairs, alpha)
-        first, second = pairs.unbind(1)
+        first, second = pairs.long().unbind(1)
         gains[first, second] = values - alone[first]
         gains[second, first] = values - alone[second]
     return gains

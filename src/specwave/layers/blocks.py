@@ -116,16 +116,24 @@ class Reservoir:
 
     def offer(self, rows: Tensor, label: int = 0) -> None:
         """Rows [R, ...] of one prompt, `label`, one after the other."""
-        if self._rows is None:  # memory the system hands out when it is written, so few rows stay cheap
-            self._rows = torch.empty(self.capacity, *rows.shape[1:], dtype=rows.dtype)
         for row in rows:
             self.seen += 1
             if len(self.labels) < self.capacity:
-                self._rows[len(self.labels)] = row
+                self._room(row)[len(self.labels)] = row
                 self.labels.append(label)
             elif (place := self._random.randrange(self.seen)) < self.capacity:
-                self._rows[place] = row
+                self._room(row)[place] = row
                 self.labels[place] = label
+
+    def _room(self, row: Tensor) -> Tensor:
+        """The store, with room for one more row: doubled as rows come, so that few rows stay cheap."""
+        if self._rows is None or len(self.labels) == len(self._rows) < self.capacity:
+            size = min(self.capacity, max(512, 2 * len(self.labels)))
+            larger = torch.empty(size, *row.shape, dtype=row.dtype)
+            if self._rows is not None:
+                larger[: len(self._rows)] = self._rows
+            self._rows = larger
+        return self._rows
 
     def stack(self) -> Tensor:
         """The rows kept: [R, ...]."""
@@ -135,15 +143,18 @@ class Reservoir:
 
 
 class Averages:
-    """Block b of all prompts averaged into row b: the other reading of how the source joins prompts."""
+    """Block b of all prompts averaged into row b: the other reading of how the source joins prompts.
 
-    def __init__(self) -> None:
-        self.seen = 0
+    More rows than `capacity` are thinned out to a seeded sample, in order.
+    """
+
+    def __init__(self, capacity: int, seed: int = 0) -> None:
+        self.capacity, self.seed, self.seen = capacity, seed, 0
         self._sums: Tensor | None = None  # float64 [longest, ...]
         self._counts: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return min(len(self._counts), self.capacity)
 
     @property
     def labels(self) -> list[int]:
@@ -163,8 +174,9 @@ class Averages:
             self._counts[place] += 1
 
     def stack(self) -> Tensor:
-        """float64 [longest, ...]."""
+        """float64 [R, ...]."""
         if self._sums is None:
             raise ValueError("no row was offered")
         counts = torch.tensor(self._counts, dtype=torch.float64)
-        return self._sums / counts.view(-1, *[1] * (self._sums.dim() - 1))
+        means = self._sums / counts.view(-1, *[1] * (self._sums.dim() - 1))
+        return means[sorted(random.Random(self.seed).sample(range(len(means)), len(self)))]

@@ -85,7 +85,7 @@ def calibrate(
             index, length = first + row, len(sample.ids)
             own_NTD = [hidden[row, :length] for hidden in states]
             _check_finite(target, sample, own_NTD)
-            entropy_T = _entropy_of_positions(target, own_NTD[-1]).cpu()
+            entropy_T = _entropy_of_positions(target, sample, own_NTD[-1])
             kept = {own: across[own][index] if own in across else own.kept(entropy_T, index) for own in distinct}
             plans = [part.plan(kept[own], length) for part, own in zip(collectors, filters, strict=True)]
             measured = [own for own in distinct if len(kept[own]) >= SPREAD]
@@ -142,7 +142,7 @@ def _filter_across(
         for row, sample in enumerate(batch):
             own_NTD = [hidden[row, : len(sample.ids)] for hidden in states]
             _check_finite(target, sample, own_NTD)
-            entropies.append(_entropy_of_positions(target, own_NTD[-1]).cpu())
+            entropies.append(_entropy_of_positions(target, sample, own_NTD[-1]))
         progress.update(len(batch))
     progress.close()
     return {own: keep_in_set(entropies, own.rho, own.skip_first) for own in filters}
@@ -158,10 +158,16 @@ def _check_finite(target: Target, sample: Sample, states_NTD: Sequence[Tensor]) 
         )  # fmt: skip
 
 
-def _entropy_of_positions(target: Target, hidden_TD: Tensor) -> Tensor:
+def _entropy_of_positions(target: Target, sample: Sample, hidden_TD: Tensor) -> Tensor:
     """Predictive entropy [T] from the last block's output, a chunk of positions at a time."""
     chunk = max(16, min(256, _LOGIT_BYTES // (4 * target.vocab_size)))
-    return torch.cat([predictive_entropy(target.logits(part)) for part in hidden_TD.split(chunk)])
+    entropy = torch.cat([predictive_entropy(target.logits(part)) for part in hidden_TD.split(chunk)]).cpu()
+    if not entropy.isfinite().all():
+        raise UserError(
+            "model.dtype", target.dtype, f"the logits (final norm or head) hold NaN or Inf in the calibration prompt "
+            f"{sample.id!r}: use model.dtype=float32 or another model"
+        )  # fmt: skip
+    return entropy
 
 
 def _spread_positions(kept: Tensor, length: int, own: Rows, index: int) -> Tensor:

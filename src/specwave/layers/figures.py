@@ -89,13 +89,13 @@ def _spread_panel(axes: Axes, spread: Tensor, tokens: int, cuts: Sequence[dict[s
     axes.legend(title=f"{spread.shape[1]} prompts", alignment="left", **ABOVE)
     for cut in cuts:
         first, last = cut["layers"]
-        text = f"{cut['part']}\n{-cut['cut']:+.0%}"
+        text = f"{cut['part']}\n{-cut['cut']:+.0%} ({-cut['cut_random']:+.0%})"
         axes.text((first + last) / 2, 0.02, text, transform=axes.get_xaxis_transform(), ha="center", color=GREY, size=8)
         if first:
             axes.axvline(first - 0.5, color=GREY, lw=0.5)
     if cuts:
-        axes.text(1.0, 1.02, "below: variance over prompts,\nfiltered against unfiltered", transform=axes.transAxes,
-                  ha="right", va="bottom", color=GREY, size=8)  # fmt: skip
+        note = "below: variance over prompts, filtered\n(random) against unfiltered"
+        axes.text(1.0, 1.02, note, transform=axes.transAxes, ha="right", va="bottom", color=GREY, size=8)
         low, high = axes.get_ylim()
         axes.set_ylim(low - 0.22 * (high - low), high)
 

@@ -9,11 +9,14 @@ ties go to the lexicographically smallest set.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,7 +46,8 @@ def entropies(grams: Tensor, sets_Cm: Tensor, alpha: float = 1.0) -> Tensor:
     """Entropy [C] of the sets, in the precision of the Grams."""
     chunk = max(1, _CHUNK // grams.shape[-1] ** 2)
     values = []
-    for index in sets_Cm.split(chunk):
+    for part in sets_Cm.split(chunk):
+        index = part.long()
         total = grams[index[:, 0]]
         for place in range(1, index.shape[1]):  # never C·m Grams at once
             total = total + grams[index[:, place]]
@@ -64,8 +68,10 @@ def checked(grams: Tensor, m: int) -> Tensor:
 
 
 def all_sets(num_layers: int, m: int) -> Tensor:
-    """Every set of m layers: int64 [C(N, m), m], lexicographic."""
-    return torch.combinations(torch.arange(num_layers), m) if m else torch.empty(1, 0, dtype=torch.int64)
+    """Every set of m layers: int16 [C(N, m), m], lexicographic; memory C·m, whatever m is."""
+    count = math.comb(num_layers, m)
+    flat = itertools.chain.from_iterable(itertools.combinations(range(num_layers), m))
+    return torch.from_numpy(np.fromiter(flat, np.int16, count * m)).view(count, m)
 
 
 def in_threads(work: Callable[[T], U], items: Sequence[T]) -> Iterator[U]:

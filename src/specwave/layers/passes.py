@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -23,7 +24,7 @@ from specwave.layers.settings import Calibration
 
 if TYPE_CHECKING:
     from specwave.data.sources import Conversation
-    from specwave.target import ModelConfig
+    from specwave.target import ModelConfig, Target
     from specwave.target.load import Identity
 
 SCHEME = 1  # raise it when the pass changes what it computes
@@ -41,7 +42,8 @@ class Job:
     @property
     def path(self) -> Path:
         own = self.identity
-        facts = [SCHEME, own.fingerprint, str(own.dtype), own.device.type, self.digest, asdict(self.settings.rows())]
+        facts = [SCHEME, own.fingerprint, str(own.dtype), own.device.type, own.date_string, own.eos_ids, self.digest,
+                 asdict(self.settings.rows())]  # fmt: skip
         key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
         return cache_dir() / "calibration" / f"{own.name}-{key}.safetensors"
 
@@ -51,47 +53,75 @@ def calibrated(
 ) -> list[Calibrated | UserError]:
     """The result of each setting: from the cache, and for the rest from one forward per set of conversations.
 
-    A setting that leaves too few rows has its error as its result. Says what was re-used and what is run.
+    Mistakes of a setting or its conversations (too few rows, no such file, NaN in a layer) are its result, so that the
+    other settings go on. Says what was re-used and what is run.
 
     Raises:
-        UserError: see `calibrate`; a cached file of another target.
+        UserError: a mistake in the model itself.
     """
     identity = model.identify()
+    results: list[Calibrated | UserError | None] = [None] * len(settings)
     sources: dict[str, list[Conversation]] = {}
-    jobs = []
-    for own in settings:
-        conversations = own.conversations()
-        digest = own.digest(conversations)
-        sources[digest] = conversations
-        jobs.append(Job(own, identity, digest))
-    missing = {job.path: job for job in jobs if not job.path.exists()}
+    jobs: dict[int, Job] = {}
+    for place, own in enumerate(settings):
+        try:
+            conversations = own.conversations()
+        except UserError as error:
+            results[place] = error
+            continue
+        jobs[place] = Job(own, identity, own.digest(conversations))
+        sources[jobs[place].digest] = conversations
+    missing = {job.path: job for job in jobs.values() if not job.path.exists()}
     made: dict[Path, Calibrated | UserError] = {}
-    distinct = {job.path for job in jobs}
-    count = f"{len(distinct)} settings" if len(distinct) > 1 else "1 setting"
+    if jobs:
+        say(_announcement(len({job.path for job in jobs.values()}), len(missing)))
+    target = model.load() if missing else None
+    for digest, conversations in sources.items():
+        group = [job for job in missing.values() if job.digest == digest]
+        if target is not None and group:
+            made |= _run(target, group, conversations)
+    for place, job in jobs.items():
+        results[place] = made[job.path] if job.path in made else _load(job)
+    return [result for result in results if result is not None]
+
+
+def _announcement(count: int, missing: int) -> str:
+    settings = f"{count} settings" if count > 1 else "1 setting"
     if not missing:
-        say(f"calibration: {count}, re-used from the cache")
-    else:
-        kept = f", {len(distinct) - len(missing)} re-used from the cache" if len(missing) < len(distinct) else ""
-        say(
-            f"calibration: {count}{kept}; one pass for {len(missing)}" if len(distinct) > 1 else "calibration: one pass"
-        )
-        target = model.load()
-        for digest, conversations in sources.items():
-            group = [job for job in missing.values() if job.digest == digest]
-            if group:
-                samples = group[0].settings.samples(target, conversations)
-                found = calibrate(target, samples, [job.settings.rows() for job in group], group[0].settings.batch_size)
-                for job, result in zip(group, found, strict=True):
-                    made[job.path] = result
-                    _save(job, result)
-    return [made[job.path] if job.path in made else _load(job) for job in jobs]
+        return f"calibration: {settings}, re-used from the cache"
+    if count == 1:
+        return "calibration: one pass"
+    kept = f", {count - missing} re-used from the cache" if missing < count else ""
+    return f"calibration: {settings}{kept}; one pass for {missing}"
+
+
+def _run(
+    target: Target, group: Sequence[Job], conversations: Sequence[Conversation]
+) -> dict[Path, Calibrated | UserError]:
+    """One pass over the conversations for settings that share them, kept in the cache where it can be written."""
+    try:
+        samples = group[0].settings.samples(target, conversations)
+        rows = [job.settings.rows() for job in group]
+        found = calibrate(target, samples, rows, group[0].settings.batch_size)
+    except UserError as error:
+        return {job.path: error for job in group}
+    try:
+        for job, result in zip(group, found, strict=True):
+            _save(job, result)
+    except (OSError, SafetensorError) as error:
+        warnings.warn(f"SPECWAVE_CACHE={cache_dir()}: the pass is not kept ({error})", stacklevel=2)
+    return {job.path: result for job, result in zip(group, found, strict=True)}
 
 
 def _save(job: Job, found: Calibrated | UserError) -> None:
-    facts = {"fingerprint": job.identity.fingerprint, "rows": asdict(job.settings.rows())}
+    facts: dict[str, Any] = {
+        "fingerprint": job.identity.fingerprint,
+        "digest": job.digest,
+        "rows": asdict(job.settings.rows()),
+    }
     tensors: dict[str, Tensor] = {}
     if isinstance(found, UserError):  # kept too, or every job of a sweep would run the pass again to meet it
-        facts["error"] = [found.key, found.value, found.remedy]
+        facts["error"] = [found.key, str(found.value), found.remedy]
     else:
         facts |= {"categories": found.categories, "counts": {name: getattr(found, name) for name in _COUNTS}}
         tensors = {name: getattr(found, name) for name in _TENSORS}
@@ -103,20 +133,26 @@ _TENSORS = ("grams", "labels", "spread")
 
 
 def _load(job: Job) -> Calibrated | UserError:
-    with reading("cache", job.path, _REMEDY, also=(SafetensorError,)), safe_open(job.path, framework="pt") as stored:
-        facts = json.loads(stored.metadata()["facts"])
-        own, fingerprint = Rows(**facts["rows"]), str(facts["fingerprint"])
-        found: Calibrated | UserError
-        if "error" in facts:
-            found = UserError(*facts["error"])
-        else:
-            grams, labels, spread = (stored.get_tensor(name) for name in _TENSORS)
-            seen, kept, dropped, rows_seen = (int(facts["counts"][name]) for name in _COUNTS)
-            categories = list(facts["categories"])
-            found = Calibrated(grams, labels, spread, categories, seen, kept, dropped, rows_seen, cached=True)
-    if fingerprint != job.identity.fingerprint or own != job.settings.rows():
-        raise UserError(
-            "cache", job.path, "holds the calibration of another model, tokenizer, chat template or setting "
-            f"(fingerprint {fingerprint}, this target's is {job.identity.fingerprint}): {_REMEDY}"
+    try:
+        with (
+            reading("cache", job.path, _REMEDY, also=(SafetensorError,)),
+            safe_open(job.path, framework="pt") as stored,
+        ):
+            facts = json.loads(stored.metadata()["facts"])
+            own, fingerprint, digest = Rows(**facts["rows"]), str(facts["fingerprint"]), str(facts["digest"])
+            found: Calibrated | UserError
+            if "error" in facts:
+                found = UserError(*facts["error"])
+            else:
+                grams, labels, spread = (stored.get_tensor(name) for name in _TENSORS)
+                seen, kept, dropped, rows_seen = (int(facts["counts"][name]) for name in _COUNTS)
+                categories = list(facts["categories"])
+                found = Calibrated(grams, labels, spread, categories, seen, kept, dropped, rows_seen, cached=True)
+    except UserError as error:
+        return error
+    if fingerprint != job.identity.fingerprint or (own, digest) != (job.settings.rows(), job.digest):
+        return UserError(
+            "cache", job.path, "holds the calibration of another model, tokenizer, chat template, setting or other "
+            f"conversations (fingerprint {fingerprint}, this target's is {job.identity.fingerprint}): {_REMEDY}"
         )  # fmt: skip
     return found

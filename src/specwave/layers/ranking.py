@@ -22,7 +22,8 @@ from specwave.layers.groups import Group, all_sets, best, checked, entropies, in
 _TRIAL = 64  # sets scored in both precisions before the screening
 _WORTH_SCREENING = 2_000  # fewer sets are scored in float64 at once
 _SLOW = 20.0  # seconds above which an estimate is said first
-_CHEAP = 3e9  # sets × rows³
+_CHEAP = 3e9  # sets × (rows³ + _FLOOR): what a second or two can do
+_FLOOR = 40**3  # below so many rows it is not the eigenvalues that take the time
 _PART = 256  # sets of one task
 
 
@@ -124,7 +125,8 @@ class Ranking:
 def worth_it(wanted: str, grams: Tensor, m: int) -> bool:
     """Whether a ranking is computed beside a selection: "always", "never", or "auto", where it costs about a second."""
     num_layers, rows, _ = grams.shape
-    return wanted == "always" or (wanted == "auto" and math.comb(num_layers, m) * rows**3 <= _CHEAP)
+    cost = math.comb(num_layers, m) * (rows**3 + _FLOOR)
+    return wanted == "always" or (wanted == "auto" and cost <= _CHEAP)
 
 
 def _duration(seconds: float) -> str:

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from specwave.artifacts import UserError
+from specwave.artifacts import UserError, check_seed
 from specwave.layers.blocks import Averages, Reservoir, averaging, block_sizes, keep_positions
 
 
@@ -39,6 +39,7 @@ class Rows:
         for key, floor in (("block_size", 1), ("skip_first", 0), ("max_rows", 2)):
             if getattr(self, key) < floor:
                 raise UserError(f"calibration.{key}", getattr(self, key), f"must be ≥ {floor}")
+        check_seed("calibration.seed", self.seed)
         if self.keep == "random" and self.filter_scope == "set":
             raise UserError("calibration.filter_scope", "set", "random positions are drawn per prompt: use prompt")
 
@@ -76,7 +77,8 @@ class Collector:
 
     def __post_init__(self) -> None:
         average = self.settings.aggregate == "average"
-        self.store = Averages() if average else Reservoir(self.settings.max_rows, self.settings.seed)
+        make = Averages if average else Reservoir
+        self.store = make(self.settings.max_rows, self.settings.seed)
 
     def plan(self, kept: Tensor, length: int) -> Tensor:
         """The averaging matrix [R, T] of a conversation whose `kept` positions are given."""

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from specwave.artifacts import UserError, check_layers
+from specwave.artifacts import UserError, check_layers, check_seed
 from specwave.layers import search
 from specwave.layers.groups import Group, score
 from specwave.layers.ranking import Ranking
@@ -75,8 +75,8 @@ def _positive(key: str, value: int) -> None:
 
 
 def _check_alpha(alpha: float) -> None:
-    if not alpha > 0:
-        raise UserError("selector.alpha", alpha, "must be > 0 (1 is the Shannon entropy)")
+    if not 0 < alpha < math.inf:
+        raise UserError("selector.alpha", alpha, "must be > 0 and finite (1 is the Shannon entropy)")
 
 
 def _check_m(m: int, num_layers: int) -> None:
@@ -190,6 +190,7 @@ class Fixed:
             )  # fmt: skip
         _positive("selector.m", self.m)
         _check_alpha(self.alpha)
+        check_seed("selector.seed", self.seed)
 
     def m_of(self, num_layers: int) -> int:
         return len(self.check(num_layers))

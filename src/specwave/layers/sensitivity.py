@@ -84,12 +84,16 @@ def variants(calibration: Calibration, selector: Any) -> Iterator[Variant]:
 
 
 def sensitivity(
-    calibration: Calibration, selector: Any, passes: Callable[[list[Calibration]], dict[Rows, Calibrated | UserError]]
+    calibration: Calibration,
+    selector: Any,
+    passes: Callable[[list[Calibration]], dict[Rows, Calibrated | UserError]],
+    ranked: bool = True,
 ) -> list[Effect]:
     """The table: every variant with its set, entropy and the ranks of the fixed rules among all sets of its size.
 
     Args:
         passes: calibrates several settings at once; a setting that leaves too few rows gives its error.
+        ranked: False where ranking all sets would take too long: the rules are then listed without a rank.
     """
     listed = list(variants(calibration, selector))
     found = passes([variant.calibration for variant in listed])
@@ -101,20 +105,26 @@ def sensitivity(
             effects.append(Effect(variant.option, variant.value, 0, None, [], note=own.remedy.split(":")[0]))
             continue
         grams = own.prepared(variant.calibration.scale, variant.calibration.centre)
-        effects.append(_effect(variant, grams, base))
+        try:
+            effects.append(_effect(variant, grams, base, ranked))
+        except UserError as error:  # too few rows for this option, say
+            effects.append(Effect(variant.option, variant.value, own.rows, None, [], note=error.remedy.split(":")[0]))
     return effects
 
 
-def _effect(variant: Variant, grams: Tensor, base: dict[tuple[Any, ...], Ranking]) -> Effect:
+def _effect(variant: Variant, grams: Tensor, base: dict[tuple[Any, ...], Ranking], ranked: bool) -> Effect:
     selector, calibration = variant.selector, variant.calibration
     m = selector.m_of(len(grams))
     key = (calibration.rows(), calibration.scale, calibration.centre, m, selector.alpha)
     outcome = selector.select(grams)
-    ranking = base.get(key) or outcome.ranking or Ranking(grams, m, selector.alpha)
-    if variant.option == "base":
+    ranking = base.get(key) or outcome.ranking
+    if ranking is None and ranked:
+        ranking = Ranking(grams, m, selector.alpha)
+    if variant.option == "base" and ranking is not None:
         base[key] = ranking
     rules = rule_standings(grams, ranking, selector.alpha)
-    return Effect(variant.option, variant.value, grams.shape[-1], outcome.groups[0], rules, len(ranking))
+    sets = len(ranking) if ranking is not None else 0
+    return Effect(variant.option, variant.value, grams.shape[-1], outcome.groups[0], rules, sets)
 
 
 def table(effects: list[Effect]) -> list[dict[str, Any]]:

@@ -118,13 +118,17 @@ class ShareGpt(Calibration):
         from specwave.data.sources import hub_conversations
 
         found = hub_conversations(self.path, self.split, "calibration.path")
-        if self.answers == "given":  # public dumps hold some without; in a file of one's own they are refused
-            answered = [one for one in found if any(role == "assistant" for role, _ in one.messages)]
-            if 0 < len(answered) < len(found):
-                missing = len(found) - len(answered)
-                warnings.warn(f"{missing} of {len(found)} conversations have no answer: passed over", stacklevel=2)
-                return answered
+        return _with_answers(found) if self.answers == "given" else found
+
+
+def _with_answers(found: list[Conversation]) -> list[Conversation]:
+    """Without the few that public dumps hold unanswered. In a file of one's own they are refused: see `given`."""
+    answered = [one for one in found if any(role == "assistant" for role, _ in one.messages)]
+    if not 0 < len(answered) < len(found):
         return found
+    missing = len(found) - len(answered)
+    warnings.warn(f"{missing} of {len(found)} conversations have no answer: passed over", stacklevel=3)
+    return answered
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class Mixed(Calibration):
             raise UserError("calibration.limit", "null", "a mixture needs the number of its conversations")
 
     def conversations(self) -> list[Conversation]:
-        from specwave.data.sources import builtin_conversations, file_conversations, hub_conversations, mix
+        from specwave.data.sources import builtin_conversations, hub_conversations, mix
 
         parts = []
         for place, name in enumerate(self.sources):
@@ -163,9 +167,10 @@ class Mixed(Calibration):
             if name == "builtin":
                 parts.append(builtin_conversations())
             elif name in HUBS:
-                parts.append(hub_conversations(HUBS[name].path, HUBS[name].split, key))
+                found = hub_conversations(HUBS[name].path, HUBS[name].split, key)
+                parts.append(_with_answers(found) if self.answers == "given" else found)
             else:
-                parts.append(file_conversations(name, key))
+                parts.append(hub_conversations(name, "train", key))
         assert self.limit is not None
         keys = [f"calibration.sources[{place}]" for place in range(len(parts))]
         return mix(parts, self.weights, self.limit, keys)

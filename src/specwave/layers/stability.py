@@ -42,6 +42,7 @@ class Stability:
     against_name: str
     layer_share: list[float]  # [N]: share of resamples whose set holds the layer
     sets: list[dict[str, Any]]  # {"layers", "share"}, most frequent first
+    searched: bool
     gap: list[float]  # entropy of `chosen` less that of `against` in each resample: 2.5 %, median, 97.5 %
 
     @property
@@ -51,12 +52,16 @@ class Stability:
 
     @property
     def supported(self) -> bool:
-        return self.share >= SUPPORT and (self.chosen == self.against or self.gap[0] > 0)
+        return self.searched and self.share >= SUPPORT and (self.chosen == self.against or self.gap[0] > 0)
 
     def sentence(self) -> str:
         """Whether the choice is supported, in one sentence."""
         names = ",".join(map(str, self.chosen))
-        text = f"Resampling {self.units} {self.over} {self.resamples} times chose {{{names}}} in {self.share:.0%}"
+        text = f"Resampling {self.units} {self.over} {self.resamples} times "
+        if not self.searched:
+            ends = ", ".join(f"{value:+.3f}" for value in (self.gap[0], self.gap[2]))
+            return f"{text}put the entropy of {{{names}}} {self.gap[1]:+.3f} nats [{ends}] from {self.against_name}'s."
+        text += f"chose {{{names}}} in {self.share:.0%}"
         if self.chosen != self.against:
             low, middle, high = self.gap
             text += f"; its entropy less {self.against_name}'s is {middle:+.3f} nats [{low:+.3f}, {high:+.3f}]"
@@ -88,6 +93,7 @@ def bootstrap(
     centre: bool = False,
     alpha: float = 1.0,
     copies: bool = False,
+    searched: bool = True,
 ) -> Stability | None:
     """Resamples the units behind the rows; None where there are fewer than two, or rows belong to no conversation.
 
@@ -95,6 +101,7 @@ def bootstrap(
         select: Grams [N, R, R] → the best set.
         against: name and layers that the chosen set is compared with.
         over: "prompts" or "domains".
+        searched: False for layers named beforehand, whose choice no data can support.
         copies: hand `select` the Grams of rows really repeated (for CKA), not the weighted ones.
     """
     units = _units(found, over)
@@ -109,7 +116,10 @@ def bootstrap(
         if grams is None:
             return None
         own, other = (entropies(grams, torch.tensor([layers]), alpha).item() for layers in (chosen, against[1]))
-        return select(grams), own - other
+        try:
+            return select(grams), own - other
+        except UserError:  # a resample with too few rows for this selector
+            return None
 
     chosen_sets: Counter[Layers] = Counter()
     gaps = []
@@ -136,6 +146,7 @@ def bootstrap(
         chosen=list(chosen),
         against=list(against[1]),
         against_name=against[0],
+        searched=searched,
         layer_share=share.tolist(),
         sets=[{"layers": list(layers), "share": times / total} for layers, times in ranked],
         gap=torch.tensor(gaps, dtype=torch.float64).quantile(points).tolist(),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from specwave.artifacts import UserError, cache_dir
+from specwave.artifacts import UserError, cache_dir, filling_cache
 
 
 def local_folder(source: str, revision: str | None = None) -> Path:
@@ -34,8 +36,10 @@ def _make_once(name: str, make: Callable[[Path], object]) -> Path:
     if folder.is_dir():
         return folder
     part = folder.with_name(f".{name}.{os.getpid()}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    with filling_cache():
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        _sweep(folder.parent)
     try:
         make(part)
         try:
@@ -46,6 +50,14 @@ def _make_once(name: str, make: Callable[[Path], object]) -> Path:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return folder
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what killed processes left a day ago or longer."""
+    for left in folder.glob(".*.part"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > 86_400:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _from_wheel(source: str) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from specwave.artifacts import cache_dir, write_json
+from specwave.artifacts import UserError, cache_dir, write_json
 from specwave.target.arch import read_arch
 from specwave.target.folder import weight_files
 
@@ -37,16 +37,26 @@ def fingerprint(folder: Path, tokenizer: Callable[[], Any] | None = None) -> str
         noted = json.loads(path.read_text(encoding="utf-8"))
         if noted["state"] == state:
             return str(noted["fingerprint"])
-    found = _take(folder, tokenizer or (lambda: _read_tokenizer(folder)))
+    found = _take(folder, tokenizer or (lambda: read_tokenizer(folder)))
     with contextlib.suppress(OSError):  # a cache that cannot be written costs seconds, no more
         write_json(path, {"state": state, "fingerprint": found})
     return found
 
 
-def _read_tokenizer(folder: Path) -> Any:
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a model's folder.
+
+    Raises:
+        UserError: it is damaged, or of a kind that transformers does not know.
+    """
     from transformers import AutoTokenizer  # seconds to import
 
-    return AutoTokenizer.from_pretrained(folder)
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # tokenizers raises bare Exceptions
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no detail'}"
+        remedy = f"its tokenizer cannot be read ({reason[:200]}); fetch or make the model's folder again"
+        raise UserError("model.source", folder, remedy) from None
 
 
 def _take(folder: Path, tokenizer: Callable[[], Any]) -> str:

@@ -19,7 +19,7 @@ from specwave.artifacts import UserError, conf_dir, reading
 from specwave.target.arch import Arch, read_arch
 from specwave.target.decoder import Block, attend_causal, rms_norm
 from specwave.target.folder import local_folder, weight_files
-from specwave.target.identity import fingerprint
+from specwave.target.identity import fingerprint, read_tokenizer
 from specwave.target.linear import FrozenLinear
 from specwave.target.rope import rope_tables
 
@@ -41,6 +41,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *DTYPES):
             raise UserError("model.dtype", self.dtype, f"choose one of auto, {', '.join(DTYPES)}")
+        if not self.name or len(self.name) > 100 or not self.name.isprintable() or "/" in self.name:
+            raise UserError("model.name", self.name[:40], "names files: 1 to 100 letters, without /")
 
     def load(self) -> Target:
         return _load(self)
@@ -48,20 +50,24 @@ class ModelConfig:
     def identify(self) -> Identity:
         """What is known of the target without its weights; milliseconds where it has been loaded before."""
         folder, device = local_folder(self.source, self.revision), _device(self.device)
-        with reading("model.source", folder, REMEDY):
+        with reading("model.source", folder, REMEDY, also=(SafetensorError,)):
             arch = read_arch(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-        return Identity(self.name, fingerprint(folder), arch.num_layers, _dtype(self.dtype, device), device)
+            eos = _eos_ids(folder)
+            found = fingerprint(folder)
+        return Identity(self.name, found, arch.num_layers, _dtype(self.dtype, device), device, self.date_string, eos)
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Which target a result belongs to, and how it would be loaded."""
+    """Which target a result belongs to, how it would be loaded, and what else decides its prompts and answers."""
 
     name: str
     fingerprint: str
     num_layers: int
     dtype: torch.dtype
     device: torch.device
+    date_string: str | None
+    eos_ids: tuple[int, ...]
 
 
 class Target:
@@ -96,19 +102,12 @@ class Target:
 
     @cached_property
     def tokenizer(self) -> Any:
-        from transformers import AutoTokenizer  # seconds to import: only when text is met
-
-        return AutoTokenizer.from_pretrained(self.folder)
+        return read_tokenizer(self.folder)  # seconds: only when text is met
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
         """The tokens that end an answer; may be empty."""
-        path = self.folder / "generation_config.json"
-        generation = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        found = generation.get("eos_token_id", self.raw_config.get("eos_token_id"))
-        if found is None:
-            return ()
-        return tuple(found) if isinstance(found, list) else (int(found),)
+        return _eos_ids(self.folder)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -201,6 +200,20 @@ class Target:
                     if not torch.equal(found, expected):
                         differs = max(differs, count)
         return differs + 1 if differs < 16 else None
+
+
+def _eos_ids(folder: Path) -> tuple[int, ...]:
+    """What generation_config.json says, else config.json."""
+    generation, found = folder / "generation_config.json", None
+    for path in (generation, folder / "config.json"):
+        if path.exists():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if "eos_token_id" in content:
+                found = content["eos_token_id"]
+                break
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list) else (int(found),)
 
 
 # ---------------------------------------------------------------- where the files are
