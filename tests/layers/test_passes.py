@@ -117,23 +117,14 @@ def test_a_cached_file_of_another_target_is_refused(model, tmp_path, given):
     assert caught.value.key == "cache"
 
 
-def test_a_cached_file_of_another_setting_is_refused(model, tmp_path, given):
+@pytest.mark.parametrize(("other", "words"), [({"block_size": 4}, "setting"), ({"limit": 4}, "other conversations")])
+def test_a_cached_file_of_another_pass_is_refused(other, words, model, tmp_path, given):
     calibrated(model, [given()])
     (path,) = (tmp_path / "cache" / "calibration").iterdir()
-    calibrated(model, [given(block_size=4)])
-    (other,) = set((tmp_path / "cache" / "calibration").iterdir()) - {path}
-    shutil.copy(other, path)
-    with pytest.raises(UserError, match="setting"):
-        calibrated(model, [given()])
-
-
-def test_a_cached_file_of_other_conversations_is_refused(model, tmp_path, given):
-    calibrated(model, [given()])
-    (path,) = (tmp_path / "cache" / "calibration").iterdir()
-    calibrated(model, [given(limit=4)])
-    (other,) = set((tmp_path / "cache" / "calibration").iterdir()) - {path}
-    shutil.copy(other, path)
-    with pytest.raises(UserError, match="other conversations"):
+    calibrated(model, [given(**other)])
+    (file,) = set((tmp_path / "cache" / "calibration").iterdir()) - {path}
+    shutil.copy(file, path)
+    with pytest.raises(UserError, match=words):
         calibrated(model, [given()])
 
 

@@ -17,18 +17,10 @@ from matplotlib.ticker import MaxNLocator
 
 from specwave.app.collate import Row, facts_of, swept_of
 from specwave.artifacts import write_figure
+from specwave.layers import figures
+from specwave.layers.figures import BLUE, GREY, ORANGE
 
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#6B6B6B"
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "figure.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "specwave",  # the same picture gives the same file
-}
+STYLE = {**figures.STYLE, "axes.spines.left": False}
 ROW_INCHES, TALLEST = 0.21, 60.0  # PNG at 200 dpi has room for 2^16 dots; past the tallest, labels are thinned out
 NO_BREAK = "\u00a0"  # a space that SVG viewers do not merge with its neighbours
 WIDEST_VALUE = 22  # letters of a swept value in a label
