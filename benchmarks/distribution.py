@@ -6,7 +6,7 @@ Continuations of three tokens are drawn through the whole loop with random draft
 drafter of their own) under temperature, top-p and repetition penalty. The probability of each of the 125 continuations
 is computed from the target's logits with transformers' processors. One line a cell: p of the draws, τ, and as a control
 p of the same draws against a target 3 % hotter, which must be rejected. Exit code 1 where a p is below 1e-4. Takes
-about six minutes on one core.
+about ten minutes on one core.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def measure_memory(prompts: int) -> None:
     head = torch.randn(16, vocabulary, generator=draw).bfloat16()
 
     def states(ids, wanted):
-        return {layer: block.expand(len(ids), -1, -1).roll(layer, 1) * (1 + layer) for layer in wanted}
+        return {layer: block.expand(len(ids), -1, -1).roll(layer, 1).mul_(1 + layer) for layer in wanted}
 
     def logits(part):
         return head.repeat(-(-len(part) // 16), 1)[: len(part)].float()

@@ -97,7 +97,13 @@ mutate right-neighbour src/specwave/layers/search.py \
 mutate fingerprint-note src/specwave/target/identity.py \
   'if noted["state"] == state:' 'if True:' tests/layers/test_passes.py
 mutate cache-owner src/specwave/layers/passes.py \
-  'if fingerprint != job.identity.fingerprint or own != job.settings.rows():' 'if False:' tests/layers/test_passes.py
+  'if fingerprint != job.identity.fingerprint or (own, digest) != (job.settings.rows(), job.digest):' 'if False:' \
+  tests/layers/test_passes.py
+mutate invariant-attention src/specwave/target/session.py \
+  'if visible is not None:' 'if False:' tests/decoding/test_invariant.py
+mutate prefill-chunks src/specwave/decoding/loop.py \
+  'session.advance([min(max(count - start, 0), part.shape[1]) for count in counts])' \
+  'session.advance([part.shape[1] for count in counts])' tests/decoding/test_invariant.py
 mutate tie-order-vocabulary src/specwave/eagle/vocab.py \
   'order = torch.argsort(counts, descending=True, stable=True)' \
   'order = len(counts) - 1 - torch.argsort(counts.flip(0), descending=True, stable=True)' tests/eagle/test_vocab.py

@@ -3,6 +3,8 @@
 import torch
 
 from specwave.decoding import BaseProposer, Resume, Tree, draw_drafts
+from specwave.decoding.tree import ancestors, nodes
+from specwave.target import Wants
 
 
 class RandomTrees(BaseProposer):
@@ -14,8 +16,6 @@ class RandomTrees(BaseProposer):
         self.seen = {}
 
     def wants(self, contexts):
-        from specwave.target import Wants
-
         return Wants(blocks=self.layers)
 
     def _covers(self, context):
@@ -129,3 +129,25 @@ class SelfDrafting(BaseProposer):
             drafts = torch.cat([drafts, token[:, None]], 1)
             rows.append(q)
         return Tree.chain(drafts[0], q=None if rows[0] is None else torch.cat(rows))
+
+
+class ResumingTree(BaseProposer):
+    """Trees in depth-first order, a wrong branch before one whose first draft is right, verified from `block` on."""
+
+    def __init__(self, outputs, vocab, block, wants=()):
+        self.outputs, self.vocab, self.block, self.layers = outputs, vocab, block, wants
+
+    def wants(self, contexts):
+        return Wants(blocks=tuple(self.layers))
+
+    def propose_row(self, context):
+        done = len(context.tokens) - context.prompt_length
+        right = self.outputs[context.row][done : done + 1] or [0]
+        drafts = torch.tensor([(right[0] + 1) % self.vocab, 5, 6, right[0], 7, 8])
+        tree = Tree(drafts, torch.tensor([-1, 0, 1, -1, 3, 4]))
+        tokens = torch.cat([torch.tensor(context.tokens[-1:]), drafts])[None]
+        sees = ancestors(nodes(tree)[1][None])
+        plan = [layer < self.block for layer in range(context.session.arch.num_layers) for _ in range(2)]
+        positions = len(context.tokens) - 2 + sees.sum(-1)
+        output = context.session.forward(tokens, positions, sees, plan=plan, logits=None)
+        return Tree(drafts, tree.parents, resume=Resume(self.block, output.hidden[0]))

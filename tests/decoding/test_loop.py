@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from stubs import Oracle, RandomTrees, Resuming
+from stubs import Oracle, RandomTrees, Resuming, ResumingTree
 from transformers import AutoModelForCausalLM
 
 from specwave.artifacts import UserError
@@ -96,6 +96,16 @@ def test_resuming_from_a_block_equals_a_fresh_forward(family, families):
     target = families[family]
     plain = generate(target, None, PROMPTS[0], max_new_tokens=20)
     assert generate(target, Resuming(512, 3), PROMPTS[0], max_new_tokens=20).tokens == plain.tokens
+
+
+@pytest.mark.parametrize("limit", [3, 4, 5, 8])
+@pytest.mark.parametrize("wants", [(), (0, 6)])
+def test_a_resumed_tree_that_is_cut_or_wanted_whole_is_verified_whole(limit, wants, tiny):
+    """Near the limit drafts are cut out of the middle of a depth-first tree, whose early keys keep their old order."""
+    prompt = PROMPTS[2]
+    plain = generate(tiny, None, [prompt], max_new_tokens=limit, eos_ids=()).tokens
+    proposer = ResumingTree(plain, 512, 3, wants)
+    assert generate(tiny, proposer, [prompt], max_new_tokens=limit, eos_ids=()).tokens == plain
 
 
 def test_observed_states_cover_exactly_the_committed_context(tiny):

@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from specwave.artifacts import UserError, conf_dir
-from specwave.decoding import BaseProposer, Sampling, Tree, generate
+from specwave.decoding import BaseProposer, Sampling, Tree, generate, stream
 from specwave.eagle import Eagle3, Eagle3Decoding, load_drafter
 from specwave.eagle.drafter import DrafterConfig, Eagle3Drafter
 from specwave.eagle.export import TargetFacts, write_drafter
@@ -283,6 +283,10 @@ def test_a_folder_becomes_a_proposer(tiny, families, tmp_path):
         ({"top_k": 10, "total_token": 1}, "decoding.total_token=1: counts the root"),
         ({"total_token": "most"}, "decoding.total_token=most: must be auto, null, or a number from 2 to 65"),
         ({"total_token": "auto", "levels": 3}, "decoding.levels=3: total_token=auto chooses it"),
+        (
+            {"total_token": "auto", "batch_invariant": True},
+            "decoding.total_token=auto: its times are those of ordinary",
+        ),
         ({"total_token": "auto", "top_k": 3}, "decoding.top_k=3: total_token=auto chooses it"),
         ({"top_k": 10, "total_token": 66}, "decoding.total_token=66: counts the root"),
         ({"total_token": 30}, "decoding.total_token=30: top_k=1 is a chain"),
@@ -328,3 +332,20 @@ def test_settings_reach_the_trees(tiny, tmp_path):
         built.propose = lambda contexts, propose=propose, sized=sized: sized.append(propose(contexts)) or sized[-1]
         generate(tiny, built, PROMPTS[0], max_new_tokens=6)
         assert {len(tree) for trees in sized for tree in trees} == sizes
+
+
+def test_a_drafter_decodes_one_prompt_at_a_time(tiny):
+    """A second decoding takes the drafter over: the first one says so, and closing it leaves the second whole."""
+    drafter = Eagle3(drafter_for(tiny, (1, 4)), tiny, levels=2)
+    plain = generate(tiny, None, PROMPTS[0], max_new_tokens=12).tokens
+    first = stream(tiny, drafter, PROMPTS[2], max_new_tokens=12, skip_special_tokens=False)
+    next(first)
+    second = stream(tiny, drafter, PROMPTS[0], max_new_tokens=12, skip_special_tokens=False)
+    pieces = [next(second)]
+    first.close()
+    assert "".join([*pieces, *second]) == tiny.tokenizer.decode(plain)
+    again = stream(tiny, drafter, PROMPTS[2], max_new_tokens=12, skip_special_tokens=False)
+    next(again)
+    generate(tiny, drafter, PROMPTS[0], max_new_tokens=4)
+    with pytest.raises(ValueError, match="has begun another decoding since"):
+        list(again)

@@ -48,6 +48,35 @@ def test_the_choice_is_noted_and_changes_no_token(folder, tiny, monkeypatch):
     assert {choice["drafts"] for choice in choices} >= {0, 1, 8}
 
 
+CHAIN = {"levels": 1, "drafts": 1, "chain": True, "tokens": 2.0, "seconds": 1.0}
+DAMAGED = [
+    "[" * 5000,
+    "{}",
+    json.dumps({"choices": []}),
+    *(json.dumps({"choices": [CHAIN | change], "seconds": [0.0, -1.0]})
+      for change in ({"levels": 99}, {"drafts": 99}, {"tokens": "2"}, {"seconds": 0.0}, {"other": 1})),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_note_is_made_again(content, folder, tiny):
+    expected = load_drafter(folder, tiny, total_token="auto").settings
+    for place in ("tuned", "clock"):
+        for note in (Path(os.environ["SPECWAVE_CACHE"]) / place).iterdir():
+            note.write_text(content)
+    again = load_drafter(folder, tiny, total_token="auto").settings
+    assert (again.levels >= 1, expected.levels >= 1) == (True, True)
+
+
+def test_a_drafter_that_knows_one_token_drafts_chains(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECWAVE_CACHE", str(tmp_path / "cache"))
+    d2t, t2d = build_vocab_map(torch.randint(0, 9, (tiny.vocab_size,)), 1)
+    drafter = Eagle3Drafter(DrafterConfig.of_target(tiny.arch, (1,), 1), d2t, t2d)
+    initialise(drafter, tiny, "target", 0)
+    found = tuning.tuned_settings("one", drafter, tiny)
+    assert (found["top_k"], found["total_token"]) == (1, None)
+
+
 def test_the_clock_is_noted_and_follows_its_sizes(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECWAVE_CACHE", str(tmp_path))
     found = clock(tiny, (1, 4, 16))

@@ -67,6 +67,8 @@ def main(config: EvaluateConfig, run: Run) -> None:
         rule = f"must be below the {target.max_length} positions of {target.name}, which hold the prompt too"
         raise UserError("max_new_tokens", config.max_new_tokens, rule)
     invariant = getattr(decoding, "batch_invariant", False)
+    if invariant:
+        target.make_invariant("decoding.batch_invariant")  # or say so before the first question
     shared = shared_settings(target, config.benchmark, questions, config.max_new_tokens, config.sampling, invariant)
     earlier = None if config.baseline == "auto" else earlier_baseline(config.baseline, shared, run.folder)
     methods = build_methods(config, target, decoding, drafters, shared, run.folder, measure_plain=earlier is None)

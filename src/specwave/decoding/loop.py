@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ from specwave.target import Output, Session, Target, Wants
 ROOM = 64  # slots beyond the longest sequence: the drafts that one round may verify
 PREFILL = 1024  # prompt tokens of one forward: what attention scores and captured states of a long prompt may take
 GREEDY = Sampling()
+_latest: WeakKeyDictionary[Proposer, Session] = WeakKeyDictionary()  # of each proposer, the decoding begun last
 
 
 @dataclass
@@ -155,6 +157,7 @@ def rounds(
         for row, (key, prompt) in enumerate(zip(request.keys, request.prompts, strict=True))
     ]
     presence = Presence(live, target.vocab_size, target.device) if request.sampling.penalised else None
+    _latest[method] = session
     try:
         _prefill(session, live, method.wants(live))
         method.begin(live)
@@ -175,8 +178,9 @@ def rounds(
             yield verdicts
             clock.lap()  # what the reader took is nobody's draft
     except GeneratorExit:  # the reader has enough
-        for context in live:
-            method.end(context.row)
+        if _latest.get(method) is session:  # rows are numbers: those of a decoding begun since are not ours to end
+            for context in live:
+                method.end(context.row)
         raise
 
 
@@ -267,10 +271,12 @@ def _forward(
     trees: Sequence[Tree],
     wants: Wants,
 ) -> Output:
-    """The verification forward; from a later block on where every row's tree says that the earlier ones have run."""
+    """The verification forward; from a later block on where every row's tree says that the earlier ones have run and no
+    state of theirs is wanted."""
     resumes = [tree.resume for tree in trees]
     first = resumes[0]
-    if first is None or any(resume is None or resume.block != first.block for resume in resumes):
+    earlier = first is not None and any(layer < first.block for layer in (*wants.blocks, *wants.attentions))
+    if first is None or earlier or any(resume is None or resume.block != first.block for resume in resumes):
         return session.forward(tokens, positions, sees, wants=wants)
     hidden = first.hidden.new_zeros(*tokens.shape, first.hidden.shape[-1])
     for context, resume in zip(contexts, resumes, strict=True):

@@ -89,7 +89,7 @@ def keyed_uniform(seed: int, sequences: Tensor, purpose: int, positions: Tensor,
     """float64 in (0, 1), a function of the key alone; the int64 arguments broadcast."""
     key = _mix(_mix(sequences + _signed(seed * 0x9E3779B97F4A7C15)) + positions * 4 + purpose)
     bits = _shift(_mix(key + tokens * _FIRST), 11)
-    return bits.double().add_(0.5).mul_(2.0**-53)
+    return bits.double().add_(0.5).mul_(2.0**-53).clamp_(max=1 - 2.0**-53)  # the last half would round to 1
 
 
 def keyed_gumbel(seed: int, sequences: Tensor, purpose: int, positions: Tensor, vocab: int) -> Tensor:

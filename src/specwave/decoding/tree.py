@@ -72,7 +72,9 @@ class Tree:
         keep = (depth <= levels).nonzero()[:, 0]
         place = torch.full((len(self) + 1,), -1, dtype=torch.int64, device=keep.device)
         place[keep] = torch.arange(len(keep), device=keep.device)  # place[-1] stays −1: the root
-        resume = self.resume and Resume(self.resume.block, self.resume.hidden[torch.cat([keep.new_zeros(1), keep + 1])])
+        resume = None  # whose keys lie in the cache in the order of the nodes: good for as long as the last ones go
+        if self.resume is not None and torch.equal(keep, torch.arange(len(keep), device=keep.device)):
+            resume = Resume(self.resume.block, self.resume.hidden[: len(keep) + 1])
         q = None if self.q is None else self.q[keep]
         return Tree(self.tokens[keep], place[self.parents[keep]], q, resume, levels)
 

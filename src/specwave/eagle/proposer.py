@@ -70,6 +70,9 @@ class Eagle3Decoding:
     def _check_auto(self, total: str) -> None:
         if total != "auto":
             raise UserError("decoding.total_token", total, f"must be auto, null, or a number from 2 to {ROOM + 1}")
+        if self.batch_invariant:
+            remedy = "its times are those of ordinary decoding: give levels and top_k, or batch_invariant=false"
+            raise UserError("decoding.total_token", "auto", remedy)
         plain = {entry.name: entry.default for entry in fields(self)}
         for key in ("levels", "top_k", "tree"):
             if getattr(self, key) != plain[key]:
@@ -156,6 +159,7 @@ class Eagle3(BaseProposer):
         self.layers = tuple(drafter.config.layers)
         self.label = group_name(self.layers)
         self.drafts: Drafts | None = None
+        self.contexts: dict[int, Context] = {}  # by row, of the decoding that began last
         self.places: dict[int, int] = {}  # live rows: where each lies in the drafter's batch
         self.waiting: dict[int, list[Tensor]] = {}  # per row: target states not yet in the drafter's cache
 
@@ -168,16 +172,23 @@ class Eagle3(BaseProposer):
         self.drafts = Drafts(self.drafter, self.target, self.shape, len(contexts), length)
         self.places = {context.row: place for place, context in enumerate(contexts)}
         self.waiting = {context.row: [] for context in contexts}
+        self.contexts = {context.row: context for context in contexts}
         for context in contexts:
             self._take(context)
 
     def end(self, row: int) -> None:
-        self.waiting.pop(row, None)
-        self.places.pop(row, None)
+        for held in (self.contexts, self.waiting, self.places):
+            held.pop(row, None)
 
     def observe(self, verdicts: Sequence[Verdict]) -> None:
+        self._own([verdict.context for verdict in verdicts])
         for verdict in verdicts:
             self._take(verdict.context)
+
+    def _own(self, contexts: Sequence[Context]) -> None:
+        """One proposer decodes one call of the loop at a time."""
+        if any(self.contexts.get(context.row) is not context for context in contexts):
+            raise ValueError("this drafter has begun another decoding since: load one for each that runs at a time")
 
     def _take(self, context: Context) -> None:
         if context.blocks and self._within(context):
@@ -190,6 +201,7 @@ class Eagle3(BaseProposer):
     @torch.inference_mode()
     def propose(self, contexts: Sequence[Context]) -> list[Tree]:
         """One tree per row; empty where nothing is known yet or the drafter's positions end."""
+        self._own(contexts)
         able = [context for context in contexts if len(context.tokens) > 1 and self._within(context)]
         trees = {context.row: Tree.empty(self.target.device) for context in contexts}
         if able:

@@ -57,8 +57,10 @@ def tune(drafter: Eagle3Drafter, target: Target, name: str) -> list[Choice]:
     facts = [_SCHEME, target.fingerprint, str(target.dtype), digest.hexdigest(), times.sizes, times.seconds]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     path = cache_dir() / "tuned" / f"{name}-{key}.json"
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return [Choice(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["choices"]]
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # a damaged note is made again
+        noted = [Choice(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["choices"]]
+        if any(map(_drafts, noted)):
+            return noted
     found = _tune(drafter, target)
     with contextlib.suppress(OSError):
         write_json(path, {"choices": [asdict(choice) for choice in found], "clock": asdict(times)})
@@ -68,20 +70,20 @@ def tune(drafter: Eagle3Drafter, target: Target, name: str) -> list[Choice]:
 def _tune(drafter: Eagle3Drafter, target: Target) -> list[Choice]:
     times = clock(target)
     every = [ids for _, _, ids in user_prompt_ids(target, builtin_calibration_prompts())]
-    room = min(target.max_length, drafter.config.max_length) // 2
+    room = max(2, min(target.max_length, drafter.config.max_length) // 2)
     prompts = spread([ids for ids in every if len(ids) <= room] or [every[0][:room]], _PROMPTS)
     limit = min(_TOKENS, room)
     wide = _WIDE_CPU if target.device.type == "cpu" else _WIDE
     vocabulary = drafter.config.draft_vocab_size
     top_k = min(TOP_K, vocabulary)
-    watched = _Watched(drafter, target, LEVELS, top_k, wide)
+    watched = _Watched(drafter, target, LEVELS, top_k, None if top_k == 1 else wide)
     generate(target, watched, prompts, max_new_tokens=limit)
 
     def level_time(chain: bool) -> tuple[float, float, float]:
         """(seconds of a round's first level, of each further one, of a round outside draft and forward)."""
         taken, outside = {}, 0.0
         for levels in (1, 4):
-            own = _Watched(drafter, target, levels, 1 if chain else top_k, None if chain else min(9, wide))
+            own = _Watched(drafter, target, levels, 1 if chain else top_k, None if chain or top_k == 1 else 9)
             generate(target, own, prompts[0], max_new_tokens=min(8, limit))  # warms up
             made = generate(target, own, prompts[0], max_new_tokens=min(24, limit))
             taken[levels] = made.draft_seconds / made.rounds
@@ -97,14 +99,21 @@ def _tune(drafter: Eagle3Drafter, target: Target) -> list[Choice]:
         return first + (levels - 1) * each
 
     overhead = min(cost[2] for cost in costs.values())
-    sizes = [size for size in SIZES if size <= wide]
+    sizes = [size for size in SIZES if size <= wide and top_k > 1]
     return choose(watched.rounds, times, draft, sizes, LEVELS, overhead)
+
+
+def _drafts(choice: Choice) -> bool:
+    """Whether it is a way to draft, and one that could have been found."""
+    if not 0 < choice.seconds < float("inf") or not 1 <= choice.tokens <= LEVELS + 1:
+        raise ValueError(f"no choice of ours: {choice}")
+    return 1 <= choice.levels <= LEVELS and choice.drafts in (SIZES if not choice.chain else range(1, LEVELS + 1))
 
 
 def tuned_settings(path: Path | str, drafter: Eagle3Drafter, target: Target) -> dict[str, Any]:
     """`levels`, `top_k` and `total_token` of the fastest way to draft, even where plain decoding is faster still."""
     with torch.inference_mode():
-        best = next(choice for choice in tune(drafter, target, Path(path).name) if choice.drafts)
+        best = next(filter(_drafts, tune(drafter, target, Path(path).name)))
     if best.chain:
         return {"levels": best.levels, "top_k": 1, "total_token": None}
     return {"levels": best.levels, "top_k": min(TOP_K, drafter.config.draft_vocab_size), "total_token": best.drafts + 1}

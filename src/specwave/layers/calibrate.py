@@ -7,6 +7,8 @@ and setting.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 SPREAD = 32  # token states of a prompt behind the spread: equal counts, since fewer rows alone lower an entropy
 KINDS = ("filtered", "unfiltered", "random")  # which ones: of those kept, of all evenly, of all at random
 _LOGIT_BYTES = 64 << 20  # float32 logits that exist at once
+_M_MMAP_THRESHOLD = -3  # of mallopt(3)
 _STATE_BYTES = 384 << 20  # states of all layers that exist at once, unless a single conversation has more
 
 
@@ -72,6 +75,7 @@ def calibrate(
         UserError: a layer holds NaN or Inf.
     """
     ordered = sorted(samples, key=lambda sample: len(sample.ids))  # stable; little padding
+    _map_large_tensors()
     collectors = [Collector(own) for own in settings]
     # Settings that differ in what happens after the filter share its positions and their spread.
     filters = [replace(own, block_size=1, blocks="tokens", ragged_tail="drop", aggregate="concatenate", max_rows=2)
@@ -95,6 +99,7 @@ def calibrate(
                 part.take(rows_NRD, index)
             for own, gram_N3SS in zip(measured, token_grams, strict=True):
                 spreads[own].append(_spread(gram_N3SS))
+        del states, own_NTD, means  # before the next batch's are made: they are most of the memory
         progress.update(len(batch))
     progress.close()
     categories = [sample.category for sample in ordered]
@@ -130,6 +135,16 @@ def _forwards(
         start += len(batch)
 
 
+def _map_large_tensors() -> None:
+    """Has glibc map tensors of 4 MiB and more one by one, so that freeing them gives their memory back.
+
+    Left alone, it learns to keep ones of up to 32 MiB in its heap, where the holes between them add up: 1.3 GiB where
+    0.7 are in use at 2,048 tokens × 36 layers. The page faults this costs are nothing beside such a forward.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # no glibc
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 4 << 20)
+
+
 def _filter_across(
     target: Target, ordered: Sequence[Sample], filters: Sequence[Rows], batch_size: int
 ) -> dict[Rows, list[Tensor]]:
@@ -143,15 +158,19 @@ def _filter_across(
             own_NTD = [hidden[row, : len(sample.ids)] for hidden in states]
             _check_finite(target, sample, own_NTD)
             entropies.append(_entropy_of_positions(target, sample, own_NTD[-1]))
+        del states, own_NTD
         progress.update(len(batch))
     progress.close()
     return {own: keep_in_set(entropies, own.rho, own.skip_first) for own in filters}
 
 
 def _check_finite(target: Target, sample: Sample, states_NTD: Sequence[Tensor]) -> None:
-    sums = torch.stack([hidden.sum(dtype=torch.float32) for hidden in states_NTD])  # one bad number spoils the sum
-    if not sums.isfinite().all():
-        layer = int((~sums.isfinite()).nonzero()[0])  # a NaN spreads upwards: the first layer is where it began
+    edges_N2 = torch.stack(
+        [torch.stack(torch.aminmax(hidden)) for hidden in states_NTD]
+    )  # a NaN passes through, no copy
+    bad = ~edges_N2.isfinite().all(1)
+    if bad.any():
+        layer = int(bad.nonzero()[0])  # a NaN spreads upwards: the first layer is where it began
         raise UserError(
             "model.dtype", target.dtype, f"layer {layer} holds NaN or Inf in the calibration prompt {sample.id!r}: "
             "use model.dtype=float32 or another model"

@@ -57,9 +57,10 @@ def clock(target: Target, sizes: tuple[int, ...] = SIZES, again: bool = False) -
              torch.__version__, context, sizes]  # fmt: skip
     path = cache_dir() / "clock" / f"{target.name}-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}.json"
     if not again:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            noted = json.loads(path.read_text(encoding="utf-8"))
-            return Clock(tuple(noted["sizes"]), tuple(noted["seconds"]))
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # damaged: measured again
+            seconds = tuple(map(float, json.loads(path.read_text(encoding="utf-8"))["seconds"]))
+            if len(seconds) == len(sizes) and all(0 < one < float("inf") for one in seconds):
+                return Clock(sizes, seconds)
     found = Clock(sizes, _measure(target, sizes, context))
     with contextlib.suppress(OSError):
         write_json(path, {"sizes": sizes, "seconds": found.seconds, "context": context})

@@ -176,6 +176,18 @@ class Target:
 
         return Session(self, batch, capacity, invariant)
 
+    def make_invariant(self, key: str) -> None:
+        """From now on no linear layer sees fewer rows than `least_rows`.
+
+        Raises:
+            UserError: on this device they round by their shape; `key` is to blame.
+        """
+        if self.least_rows is None:
+            remedy = f"on {self.device} the linear layers round by the shape they are given: use false"
+            raise UserError(key, "true", remedy)
+        for layer in (*(layer for block in self.blocks for layer in block.linears()), self.lm_head):
+            layer.least = self.least_rows
+
     @cached_property
     @torch.inference_mode()
     def least_rows(self) -> int | None:

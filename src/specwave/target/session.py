@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specwave.artifacts import UserError
 from specwave.target.cache import KVCache
 from specwave.target.decoder import attend_causal, attend_exact, attend_masked, group_bias
 from specwave.target.load import Target
@@ -54,13 +53,7 @@ class Session:
         arch = target.arch
         self.target, self.arch, self.invariant = target, arch, invariant
         if invariant:
-            if target.least_rows is None:
-                remedy = f"on {target.device} the linear layers round by the shape they are given: use false"
-                raise UserError("batch_invariant", "true", remedy)
-            for block in target.blocks:
-                for layer in block.linears():
-                    layer.least = target.least_rows
-            target.lm_head.least = target.least_rows
+            target.make_invariant("batch_invariant")
         self.cache = KVCache(
             arch.num_layers, batch, arch.num_kv_heads, capacity, arch.head_dim, target.dtype, target.device
         )
