@@ -178,6 +178,13 @@ def test_calibration_out_of_range(settings, key):
     assert caught.value.remedy
 
 
+def test_a_sweep_over_mixtures_is_prepared_too(model):
+    said = []
+    settings = [Mixed(limit=3, max_new_tokens=8, rho=1.0, block_size=size) for size in (2, 4)]
+    prepare([SelectConfig(model, own, Elsi(), Analysis()) for own in settings], said.append)
+    assert said == ["calibration: 2 settings; one pass for 2"]
+
+
 @pytest.mark.parametrize(
     ("weights", "message"),
     [([0.5, 0.6], "1.1"), ([1.0], "weights"), ([1.5, -0.5], "weights")],

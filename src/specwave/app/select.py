@@ -41,7 +41,7 @@ def prepare(configs: Sequence[SelectConfig], say: Callable[[str], None]) -> None
     for name, model in models.items():
         settings = [config.calibration for config in configs if repr(config.model) == name]
         try:
-            calibrated(model, list(dict.fromkeys(settings)), say)
+            calibrated(model, settings, say)
         except UserError:  # of this model: its jobs will say so, those of others go on
             continue
 
