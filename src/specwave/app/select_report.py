@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from specwave.app.collate import csv_text
 from specwave.artifacts import write_json, write_tensors, write_text
 from specwave.layers import analysis
 from specwave.layers.analysis import Standing
@@ -130,7 +129,7 @@ def write_data(folder: Path, found: Findings) -> list[str]:
         written.append("ranking.csv")
     if found.effects:
         rows = table(found.effects)
-        write_text(folder / "sensitivity.csv", as_csv(rows))
+        write_text(folder / "sensitivity.csv", csv_text(rows))
         write_text(folder / "sensitivity.md", as_markdown(rows))
         written += ["sensitivity.csv", "sensitivity.md"]
     return written
@@ -150,27 +149,18 @@ def _ranking_csv(ranking: Ranking) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(rows[0])
-    for row in rows:
-        writer.writerow([_cell(value, exact=True) for value in row.values()])
-    return stream.getvalue()
-
-
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(rows[0])} |", f"|{'---|' * len(rows[0])}"]
     lines += [f"| {' | '.join(_cell(value) for value in row.values())} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def _cell(value: Any, exact: bool = False) -> str:
+def _cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, list):
         return " ".join(map(str, value))
-    return f"{value:.4f}" if isinstance(value, float) and not exact else str(value)
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def draw(folder: Path, found: Findings) -> list[str]:
