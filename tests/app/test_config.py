@@ -14,6 +14,7 @@ from specwave.app import config as configs
 from specwave.app.complaints import closest
 from specwave.app.usage import keys_of
 from specwave.artifacts import UserError, conf_dir
+from specwave.target import ModelConfig
 
 
 def checked(*overrides):
@@ -286,7 +287,7 @@ def assert_defaults(cls, node, skip=()):
 def test_model_files_are_plain_yaml(path):
     text = path.read_text()
     assert "${" not in text
-    assert set(yaml.safe_load(text)) == {"_target_", "name", "source", "revision", "dtype", "device", "date_string"}
+    assert set(yaml.safe_load(text)) == {"_target_", *(entry.name for entry in dataclasses.fields(ModelConfig))}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
     {"question_id", "category", "answer_id", "model_id",
      "choices": [{"index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths"}], "tstamp",
-     "specwave": {"tokens", "prefill_seconds", "draft_seconds", "verify_seconds", "peak_memory_bytes"}}
+     "specwave": {"tokens", "prefill_seconds", "draft_seconds", "verify_seconds", "warmup_seconds",
+                  "peak_memory_bytes"}}
 
 Lists have an entry per turn, but `accept_lengths` is flat over the turns. `specwave` is ours, kept apart. A question
 that failed has no choices and `"specwave": {"error", "traceback"}`.
@@ -35,6 +36,7 @@ class Turn:
     prefill_seconds: float
     draft_seconds: float
     verify_seconds: float
+    warmup_seconds: float = 0.0
 
 
 def finished_row(question: Question, model_id: str, turns: Sequence[Turn], peak_memory: int | None) -> dict[str, Any]:
@@ -51,6 +53,7 @@ def finished_row(question: Question, model_id: str, turns: Sequence[Turn], peak_
         "prefill_seconds": [turn.prefill_seconds for turn in turns],
         "draft_seconds": [turn.draft_seconds for turn in turns],
         "verify_seconds": [turn.verify_seconds for turn in turns],
+        "warmup_seconds": [turn.warmup_seconds for turn in turns],
         "peak_memory_bytes": peak_memory,
     }
     return _row(question, model_id, [choice], own)

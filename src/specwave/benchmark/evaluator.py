@@ -119,6 +119,7 @@ class Evaluator:
             prefill_seconds=made.prefill_seconds,
             draft_seconds=made.draft_seconds,
             verify_seconds=made.verify_seconds,
+            warmup_seconds=made.warmup_seconds,
         )
 
     def _warm_up(self, method: Method) -> None:

@@ -11,9 +11,10 @@ text of each round.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -42,6 +43,7 @@ class Generation:
     """New tokens (a flat list for one prompt, a list per row for a batch) and what they cost.
 
     `accept_lengths` counts the tokens committed per verification, the target's own included: their mean is τ.
+    `warmup_seconds`, what recording forwards took (`target.recorded`), is part of no other figure.
     """
 
     tokens: list[Any]
@@ -51,18 +53,42 @@ class Generation:
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+    warmup_seconds: float = 0.0
 
 
-@dataclass
 class _Clock:
-    device: torch.device
-    at: float = field(default_factory=time.perf_counter)
+    """Adds what has passed since the last lap to a figure of the result. On a GPU laps are events in its stream, read
+    when the device has passed them: nobody waits."""
 
-    def lap(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        before, self.at = self.at, time.perf_counter()
-        return self.at - before
+    def __init__(self, device: torch.device, result: Generation):
+        self.result, self.cuda, self.pending = result, device.type == "cuda", deque[tuple[str, Any, Any]]()
+        self.at = self._now()
+
+    def _now(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def lap(self, figure: str | None = None) -> None:
+        """None: what has passed is nobody's."""
+        before, self.at = self.at, self._now()
+        if figure is not None:
+            self.pending.append((figure, before, self.at))
+        while self.pending and (not self.cuda or self.pending[0][2].query()):
+            self._count()
+
+    def settle(self) -> None:
+        """Counts every lap."""
+        while self.pending:
+            self.pending[0][2].synchronize()
+            self._count()
+
+    def _count(self) -> None:
+        figure, before, after = self.pending.popleft()
+        seconds = before.elapsed_time(after) / 1000 if self.cuda else after - before
+        setattr(self.result, figure, getattr(self.result, figure) + seconds)
 
 
 def generate(
@@ -150,7 +176,7 @@ def rounds(
 ) -> Generator[list[Verdict], None, None]:
     """Decodes, filling `result`; yields what each round committed. Closed early, it frees what its rows hold."""
     method: Proposer = proposer if proposer is not None else BaseProposer()
-    clock, start = _Clock(target.device), time.perf_counter()
+    clock, start = _Clock(target.device, result), time.perf_counter()
     session = target.session(len(request.prompts), request.longest + request.limit + ROOM, request.batch_invariant)
     live = [
         Context(row, key, list(prompt), len(prompt), request.limit, session, row, sampling=request.sampling)
@@ -161,27 +187,36 @@ def rounds(
     try:
         _prefill(session, live, method.wants(live))
         method.begin(live)
-        result.prefill_seconds = clock.lap()
+        clock.lap("prefill_seconds")
         while live:
             trees = [tree.cut(context.remaining - 1) for tree, context in zip(method.propose(live), live, strict=True)]
-            result.draft_seconds += clock.lap()
+            clock.lap("draft_seconds")
+            recorded = session.warmup_seconds
             verdicts = _verify(session, live, trees, request, presence, method.wants(live))
             result.rounds += 1
-            result.verify_seconds += clock.lap()
+            clock.lap("verify_seconds")
+            recorded = session.warmup_seconds - recorded
+            result.warmup_seconds += recorded
+            result.verify_seconds -= recorded
+            start += recorded
             for verdict in verdicts:
                 result.tokens[verdict.context.row] += verdict.tokens
                 result.accept_lengths[verdict.context.row].append(len(verdict.tokens))
             method.observe(verdicts)
             live = _retire(session, method, live, request.ends)
-            result.draft_seconds += clock.lap()
+            clock.lap("draft_seconds")
             result.seconds = time.perf_counter() - start
             yield verdicts
             clock.lap()  # what the reader took is nobody's draft
+        clock.settle()
     except GeneratorExit:  # the reader has enough
         if _latest.get(method) is session:  # rows are numbers: those of a decoding begun since are not ours to end
             for context in live:
                 method.end(context.row)
         raise
+    finally:
+        if _latest.get(method) is session:
+            del _latest[method]
 
 
 def _prefill(session: Session, contexts: Sequence[Context], wants: Wants) -> None:
@@ -225,29 +260,27 @@ def _verify(
         output = session.forward(torch.tensor(roots, device=device)[:, None], wants=wants)
         assert output.logits is not None
         chosen = choose(output.logits[:, 0], request.sampling, sequences, starts + 1, seen)
-        paths, finals = [[0]] * session.batch, chosen.tolist()
+        paths, finals, drafts = [[0]] * session.batch, chosen.tolist(), [[0]] * session.batch
     else:
         tokens = torch.full((session.batch, size), -1, dtype=torch.int64, device=device)
         parents = torch.zeros_like(tokens)
         for context, tree in zip(contexts, trees, strict=True):
             if len(tree):
-                tree.check()
                 own, above = nodes(tree)
                 tokens[context.slot, : len(own)], parents[context.slot, : len(own)] = own, above
         tokens[:, 0] = torch.tensor(roots, device=device)
         depth = max(len(tree) if tree.depth is None else tree.depth for tree in trees)
-        sees = ancestors(parents, depth)
+        sees = ancestors(parents.clamp(0, size - 1), depth)
         positions = starts[:, None] + sees.sum(-1) - 1
         positions = positions.clamp(max=session.target.max_length - 1)  # pads of a row at the end of the context
         output = _forward(session, tokens.clamp(min=0), positions, sees, contexts, trees, wants)
         drafted = Nodes(tokens, parents, sees, positions + 1, sequences, depth, seen)
-        paths, finals = _accept(drafted, output, trees, contexts, request.sampling)
+        paths, finals, drafts = _accept(drafted, output, trees, contexts, request.sampling)
     verdicts: list[Verdict] = []
     kept: list[list[int]] = [[] for _ in range(session.batch)]
     for context, tree in zip(contexts, trees, strict=True):
         path = paths[context.slot]
-        drafts = tree.tokens.tolist() if len(path) > 1 else []
-        run = [drafts[node - 1] for node in path[1:]] + [finals[context.slot]]
+        run = [drafts[context.slot][node] for node in path[1:]] + [finals[context.slot]]
         committed = request.ends.cut(context, run)
         path = path[: len(committed)]
         kept[context.slot] = path
@@ -287,8 +320,12 @@ def _forward(
 
 def _accept(
     drafted: Nodes, output: Output, trees: Sequence[Tree], contexts: Sequence[Context], sampling: Sampling
-) -> tuple[list[list[int]], list[int]]:
-    """(accepted nodes per row, the target's token behind them per row); the round's one transfer to the host."""
+) -> tuple[list[list[int]], list[int], list[list[int]]]:
+    """Per row: accepted nodes, the target's token behind them, the nodes' tokens. The round's one transfer to the host.
+
+    Raises:
+        ValueError: a tree that is none.
+    """
     assert output.logits is not None
     q = None
     if not sampling.greedy and any(tree.q is not None for tree in trees):
@@ -299,8 +336,14 @@ def _accept(
             if tree.q is not None:
                 q[context.slot, : len(tree)] = tree.q.to(q)
     on_path, final = accept(drafted, output.logits, sampling, q)
-    table = torch.cat([final[:, None], on_path.long()], 1).tolist()
-    return [[node for node, taken in enumerate(row[1:]) if taken] for row in table], [row[0] for row in table]
+    broken = torch.stack([tree.broken() for tree in trees]).any().expand(len(final), 1)
+    table = torch.cat([broken, final[:, None], on_path, drafted.tokens], 1).tolist()
+    if table[0][0]:
+        for tree in trees:
+            tree.check()
+    count = on_path.shape[1]
+    paths = [[node for node, taken in enumerate(row[2 : 2 + count]) if taken] for row in table]
+    return paths, [row[1] for row in table], [row[2 + count :] for row in table]
 
 
 def _retire(session: Session, method: Proposer, live: list[Context], ends: Ends) -> list[Context]:

@@ -54,12 +54,20 @@ class Tree:
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
-    def check(self) -> None:
-        """Every node has its parent before it (sglang#36201), q belongs to a chain."""
+    def broken(self) -> Tensor:
+        """bool []: a node without its parent before it (sglang#36201), or q that belongs to no chain. Stays on the
+        device."""
+        if self.parents.shape != self.tokens.shape:
+            raise ValueError(f"{len(self.tokens)} drafts with {len(self.parents)} parents")
         order = torch.arange(len(self), device=self.parents.device)
-        if self.parents.shape != self.tokens.shape or bool(((self.parents < -1) | (self.parents >= order)).any()):
+        strays = (self.parents < -1) | (self.parents >= order)
+        return strays.any() if self.q is None else (strays | (self.parents != order - 1)).any()
+
+    def check(self) -> None:
+        """Raises ValueError for what is `broken`."""
+        if self.q is None and bool(self.broken()):
             raise ValueError(f"a draft must come after its parent: parents {self.parents.tolist()}")
-        if self.q is not None and not torch.equal(self.parents, order - 1):
+        if self.q is not None and bool(self.broken()):
             raise ValueError("sampled trees need recursive residuals, which are not implemented: sample a chain")
 
     def cut(self, levels: int) -> Tree:

@@ -33,8 +33,10 @@ class KVCache:
 
     def slots(self, new: int) -> Tensor | int:
         """Where `new` tokens go: a common start when all rows are equally long, else slots [B, new]."""
-        if len(set(self.lengths)) == 1:
-            return self.lengths[0]
+        return self.lengths[0] if len(set(self.lengths)) == 1 else self.slot_table(new)
+
+    def slot_table(self, new: int) -> Tensor:
+        """Where `new` tokens go, int64 [B, new]."""
         start = torch.tensor(self.lengths, device=self.device)
         return start[:, None] + torch.arange(new, device=self.device)
 

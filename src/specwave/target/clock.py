@@ -54,7 +54,7 @@ def clock(target: Target, sizes: tuple[int, ...] = SIZES, again: bool = False) -
     sizes = tuple(size for size in sizes if size <= room - context) or (1,)
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.processor()
     facts = [_SCHEME, target.fingerprint, str(target.dtype), device, platform.node(), torch.get_num_threads(),
-             torch.__version__, context, sizes]  # fmt: skip
+             torch.__version__, context, sizes, target.forwards]  # fmt: skip
     path = cache_dir() / "clock" / f"{target.name}-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}.json"
     if not again:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # damaged: measured again

@@ -21,6 +21,7 @@ from specwave.target.decoder import Block, attend_causal, rms_norm
 from specwave.target.folder import local_folder, weight_files
 from specwave.target.identity import fingerprint, read_tokenizer
 from specwave.target.linear import FrozenLinear
+from specwave.target.recorded import KINDS, Shelf
 from specwave.target.rope import rope_tables
 
 REMEDY = "fetch or make the model's folder again (if it lies in specwave's cache, delete it)"
@@ -37,8 +38,11 @@ class ModelConfig:
     dtype: str = "auto"
     device: str = "auto"
     date_string: str | None = None
+    forwards: str = "auto"
 
     def __post_init__(self) -> None:
+        if self.forwards not in KINDS:
+            raise UserError("model.forwards", self.forwards, f"choose one of {', '.join(KINDS)}")
         if self.dtype not in ("auto", *DTYPES):
             raise UserError("model.dtype", self.dtype, f"choose one of auto, {', '.join(DTYPES)}")
         if not self.name or len(self.name) > 100 or not self.name.isprintable() or "/" in self.name:
@@ -92,6 +96,8 @@ class Target:
             self.blocks.append(Block(arch, own))
         cos, sin = rope_tables(arch.head_dim, arch.rope, arch.max_length, dtype)
         self.rope = (cos.to(device), sin.to(device))
+        self.forwards = _forwards(config.forwards, device)
+        self.shelf = Shelf()
 
     # ---------------------------------------------------------------- facts
 
@@ -263,6 +269,16 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("model.device", name, "there is no CUDA device here; choose cpu or auto")
     return device
+
+
+def _forwards(name: str, device: torch.device) -> str:
+    """`auto` is CUDA graphs on a GPU and eager elsewhere."""
+    if name in ("graphs", "compiled") and device.type != "cuda":
+        # torch.compile cannot see into packed weights, and without packing a step is slower than it was.
+        raise UserError("model.forwards", name, f"needs a CUDA device, this is {device}: choose auto or eager")
+    if name == "auto":
+        return "graphs" if device.type == "cuda" else "eager"
+    return name
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

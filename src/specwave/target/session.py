@@ -6,8 +6,10 @@ Knows nothing about proposals, acceptance or sampling.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from torch import Tensor
 from specwave.target.cache import KVCache
 from specwave.target.decoder import attend_causal, attend_exact, attend_masked, group_bias
 from specwave.target.load import Target
+from specwave.target.recorded import Place, Programs, strides
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,18 @@ class Output:
     attentions: dict[int, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _View:
+    """What the new tokens of a forward look at, the same for all blocks."""
+
+    turn: tuple[Tensor, Tensor]  # rotary tables
+    slots: Tensor | int  # where their keys and values go
+    reach: int  # slots looked at
+    bias: Tensor | None = None  # for `attend_masked`
+    visible: Tensor | None = None  # for `attend_exact`, when given
+    alone: bool = False  # nothing is before them, each sees those before it
+
+
 class Session:
     """B sequences of one target. `lengths[b]` tokens of row b are in the cache; `forward` adds behind them, `advance`
     or `keep_paths` commits what was added. Everything not committed is overwritten by the next forward.
@@ -54,9 +69,23 @@ class Session:
         self.target, self.arch, self.invariant = target, arch, invariant
         if invariant:
             target.make_invariant("batch_invariant")
-        self.cache = KVCache(
-            arch.num_layers, batch, arch.num_kv_heads, capacity, arch.head_dim, target.dtype, target.device
-        )
+        self.programs: Programs | None = None
+        if invariant or target.forwards == "eager":
+            self.cache = self._new_cache(batch, capacity)
+            return
+        capacity = strides(capacity)
+        place = target.shelf.take(batch, capacity) or Place(self._new_cache(batch, capacity), Programs(target.forwards))
+        self.cache, self.programs = place.cache, place.programs
+        weakref.finalize(self, target.shelf.put, place)
+
+    def _new_cache(self, batch: int, capacity: int) -> KVCache:
+        arch, target = self.arch, self.target
+        return KVCache(arch.num_layers, batch, arch.num_kv_heads, capacity, arch.head_dim, target.dtype, target.device)
+
+    @property
+    def warmup_seconds(self) -> float:
+        """What recording forwards has taken, those of earlier sessions of this size included."""
+        return 0.0 if self.programs is None else self.programs.seconds
 
     @property
     def batch(self) -> int:
@@ -89,56 +118,53 @@ class Session:
             wants: states to hand out.
             logits: "all", "last" (of the T tokens) or None.
         """
-        cache, arch, wants = self.cache, self.arch, wants or Wants()
+        wants = wants or Wants()
+        plain = plan is None and hidden is None and start_block == 0 and logits == "all"
+        if self.programs is not None and plain and tokens is not None:
+            return self._recorded(tokens, positions, mask, wants)
+        cache = self.cache
         if hidden is None:
             if tokens is None:
                 raise ValueError("forward needs tokens, or hidden with start_block")
             hidden = self.target.embed(tokens)
         batch, new, _ = hidden.shape
         reach, slots = cache.reach(new), cache.slots(new)
-        if positions is None:
-            cos, sin = self._turn(slots, new)
-        else:
-            cos, sin = (table[positions][:, :, None] for table in self.target.rope)
+        turn = _turn(self.target, slots if positions is None else positions, new)
         fresh = mask is None and max(cache.lengths) == 0 and not self.invariant
         bias = visible = None
         if self.invariant:
             visible = cache.visible(mask if mask is not None else _causal(batch, new, hidden.device), reach)
         elif not fresh and (new > 1 or not isinstance(slots, int) or mask is not None):
-            tree = mask if mask is not None else _causal(batch, new, hidden.device)
-            bias = group_bias(cache.visible(tree, reach), arch.num_heads // arch.num_kv_heads, hidden.dtype)
-        kept_blocks, kept_attentions = {}, {}
-        for layer in range(start_block, arch.num_layers):
-            block = self.target.blocks[layer]
-            if plan is None or plan[2 * layer]:
-
-                def attend(query: Tensor, key: Tensor, value: Tensor, layer: int = layer) -> Tensor:
-                    cache.write(layer, key, value, slots)
-                    if fresh and new > 1:
-                        return attend_causal(query, key, value)
-                    keys, values = cache.keys[layer][:, :, :reach], cache.values[layer][:, :, :reach]
-                    if visible is not None:
-                        return attend_exact(query, keys, values, visible)
-                    return attend_masked(query, keys, values, bias)
-
-                hidden = block.attention(hidden, cos, sin, attend)
-            if layer in wants.attentions:
-                kept_attentions[layer] = hidden
-            if plan is None or plan[2 * layer + 1]:
-                hidden = block.mlp(hidden)
-            if layer in wants.blocks:
-                kept_blocks[layer] = hidden
+            bias = self._bias(mask if mask is not None else _causal(batch, new, hidden.device), reach)
+        view = _View(turn, slots, reach, bias, visible, fresh and new > 1)
+        hidden, kept = _through(self.target, cache, hidden, view, wants, plan, start_block)
         scored = None
         if logits is not None:
             scored = self.target.logits(hidden[:, -1:] if logits == "last" else hidden)
-        return Output(hidden, scored, kept_blocks, kept_attentions)
+        return Output(hidden, scored, *kept)
 
-    def _turn(self, slots: Tensor | int, new: int) -> tuple[Tensor, Tensor]:
-        """Rotary tables of the next `new` positions, broadcastable to [B, T, 1, h]."""
-        cos, sin = self.target.rope
-        if isinstance(slots, int):
-            return cos[slots : slots + new, None], sin[slots : slots + new, None]
-        return cos[slots][:, :, None], sin[slots][:, :, None]
+    def _recorded(self, tokens: Tensor, positions: Tensor | None, mask: Tensor | None, wants: Wants) -> Output:
+        """The same by a program of this shape."""
+        assert self.programs is not None
+        cache, (batch, new) = self.cache, tokens.shape
+        reach = min(strides(cache.reach(new)), cache.capacity)
+        slots = cache.slot_table(new)
+        bias = self._bias(mask if mask is not None else _causal(batch, new, tokens.device), reach)
+
+        target = self.target  # the program outlives this session: it may not hold it
+
+        def run(tokens: Tensor, positions: Tensor, slots: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Any]:
+            view = _View(_turn(target, positions, new), slots, reach, bias)
+            hidden, kept = _through(target, cache, target.embed(tokens), view, wants)
+            return hidden, target.logits(hidden), kept
+
+        inputs = (tokens, slots if positions is None else positions, slots, bias)
+        hidden, logits, kept = self.programs((new, reach, wants), run, inputs)
+        return Output(hidden, logits, *kept)
+
+    def _bias(self, tree_BTT: Tensor, reach: int) -> Tensor:
+        share = self.arch.num_heads // self.arch.num_kv_heads
+        return group_bias(self.cache.visible(tree_BTT, reach), share, self.target.dtype)
 
     # ---------------------------------------------------------------- sub-layers, for methods that skip or exit
 
@@ -151,7 +177,7 @@ class Session:
         """
         new = hidden.shape[1]
         share = self.arch.num_heads // self.arch.num_kv_heads
-        cos, sin = self._turn(prefix_len, new)
+        cos, sin = _turn(self.target, prefix_len, new)
         seen = torch.ones(1, new, prefix_len + new, dtype=torch.bool, device=hidden.device).tril(prefix_len)
         bias = group_bias(seen, share, hidden.dtype)
         prefix = [
@@ -196,7 +222,51 @@ class Session:
     def select_rows(self, rows: list[int]) -> None:
         """Goes on with these rows only, in this order."""
         self.cache.select_rows(rows)
+        if self.programs is not None:
+            self.programs.forget()
 
 
 def _causal(batch: int, new: int, device: torch.device) -> Tensor:
     return torch.ones(new, new, dtype=torch.bool, device=device).tril().expand(batch, -1, -1)
+
+
+def _turn(target: Target, positions: Tensor | int, new: int) -> tuple[Tensor, Tensor]:
+    """Rotary tables, broadcastable to [B, T, 1, h], of positions [B, T] or of `new` ones from a common start on."""
+    cos, sin = target.rope
+    if isinstance(positions, int):
+        return cos[positions : positions + new, None], sin[positions : positions + new, None]
+    return cos[positions][:, :, None], sin[positions][:, :, None]
+
+
+def _through(
+    target: Target,
+    cache: KVCache,
+    hidden: Tensor,
+    view: _View,
+    wants: Wants,
+    plan: Sequence[bool] | None = None,
+    start_block: int = 0,
+) -> tuple[Tensor, tuple[dict[int, Tensor], dict[int, Tensor]]]:
+    """(the last block's output, the wanted states of blocks and attentions); writes the new keys and values."""
+    kept_blocks, kept_attentions = {}, {}
+    for layer in range(start_block, target.num_layers):
+        block = target.blocks[layer]
+        if plan is None or plan[2 * layer]:
+
+            def attend(query: Tensor, key: Tensor, value: Tensor, layer: int = layer) -> Tensor:
+                cache.write(layer, key, value, view.slots)
+                if view.alone:
+                    return attend_causal(query, key, value)
+                keys, values = cache.keys[layer][:, :, : view.reach], cache.values[layer][:, :, : view.reach]
+                if view.visible is not None:
+                    return attend_exact(query, keys, values, view.visible)
+                return attend_masked(query, keys, values, view.bias)
+
+            hidden = block.attention(hidden, *view.turn, attend)
+        if layer in wants.attentions:
+            kept_attentions[layer] = hidden
+        if plan is None or plan[2 * layer + 1]:
+            hidden = block.mlp(hidden)
+        if layer in wants.blocks:
+            kept_blocks[layer] = hidden
+    return hidden, (kept_blocks, kept_attentions)
