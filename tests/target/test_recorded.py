@@ -131,11 +131,12 @@ def test_warm_up_is_part_of_no_other_figure(recording, monkeypatch):
         return replaying(run, inputs, pool)
 
     monkeypatch.setattr(recorded, "capture", capture)
+    start = time.perf_counter()
     made = generate(recording, None, PROMPTS[0], max_new_tokens=8, eos_ids=())
+    whole = time.perf_counter() - start
     assert len(slow) == 1
-    assert made.warmup_seconds >= 0.3
-    assert made.seconds < 0.3
-    assert made.verify_seconds < 0.3
+    assert 0.3 <= made.warmup_seconds <= whole - made.seconds  # however busy the machine is
+    assert made.prefill_seconds + made.draft_seconds + made.verify_seconds <= made.seconds
 
 
 def test_a_compiled_step_can_be_traced_whole(family_folders, monkeypatch, tiny):
