@@ -38,20 +38,45 @@ PY
   fi
 }
 
-mutate mask-shift src/specwave/eagle/loss.py \
+mutate mask-shift src/specwave/eagle/slots.py \
   'run = run & ahead(answer_BT, step + 2)' 'run = run & ahead(answer_BT, step + 1)' tests/eagle/test_alignment.py
-mutate mask-start src/specwave/eagle/loss.py \
+mutate mask-start src/specwave/eagle/slots.py \
   'run, slots = ahead(answer_BT, 1), []' 'run, slots = answer_BT, []' tests/eagle/test_alignment.py
-mutate diagonal-keys src/specwave/eagle/loss.py \
-  'scores += [(q_BKGLd * key[:, :, None]).sum(-1, keepdim=True) for key, _ in own]' \
-  'scores += [(q_BKGLd * key0_BKTd[:, :, None, :1] * 0).sum(-1, keepdim=True) for key, _ in own]' tests/eagle/test_loss.py
-mutate diagonal-values src/specwave/eagle/loss.py \
-  'out = out + weight[..., length + index, None] * value[:, :, None]' 'out = out + 0 * value[:, :, None]' \
-  tests/eagle/test_loss.py
+mutate eagle-mask src/specwave/eagle/slots.py \
+  'tested = 1 if count_from == "speculators" else 0' 'tested = 1' tests/eagle/test_alignment.py
+mutate diagonal-keys src/specwave/eagle/attention.py \
+  'return (q_KGNd * key_KNd[:, None]).sum(' 'return (q_KGNd * key_KNd[:, None] * 0).sum(' tests/eagle/test_attention.py
+mutate diagonal-values src/specwave/eagle/attention.py \
+  'out.addcmul_((score - merged).exp()[..., None].to(out.dtype), value[:, None])' 'pass' tests/eagle/test_attention.py
+mutate merged-sum src/specwave/eagle/attention.py \
+  '            lse = merged' '            pass' tests/eagle/test_attention.py
 mutate target-shift src/specwave/eagle/loss.py \
-  'batch.row.gather(1, token_BL)' 'batch.row.gather(1, token_BL - 1)' tests/eagle/test_loss.py
+  'batch.row.flatten()[place_N[slot_n] + 1 + step_n]' 'batch.row.flatten()[place_N[slot_n] + step_n]' tests/eagle/test_loss.py
+mutate head-gradient src/specwave/eagle/divergence.py \
+  'total += one' 'total.copy_(one)' tests/eagle/test_divergence.py
+mutate lk-mass src/specwave/eagle/divergence.py \
+  'target_nV * mass_n[:, None]' 'target_nV' tests/eagle/test_divergence.py
+mutate document-border src/specwave/eagle/slots.py \
+  'slots.append(run & inside(documents_BT, step + 2))' 'slots.append(run)' tests/eagle/test_packing.py
+mutate document-keys src/specwave/eagle/slots.py \
+  'first_slot + b, first_key, first_key' 'first_slot + b, 0, first_key' tests/eagle/test_packing.py
+mutate document-target src/specwave/target/load.py \
+  'attend = attend_within(document_spans(documents))' 'pass' tests/eagle/test_packing.py
 mutate roll-back src/specwave/target/cache.py \
   'self.advance([len(path) for path in paths])' 'self.advance([max(path) + 1 for path in paths])' tests/target/test_session.py
+mutate norm-output src/specwave/eagle/drafter.py \
+  'return self.norm(hidden) if self.config.norm_output else hidden' 'return hidden' tests/eagle/test_eagle31.py
+mutate norm-twice src/specwave/eagle/drafter.py \
+  'return self.lm_head(hidden if self.config.norm_output else self.norm(hidden))' \
+  'return self.lm_head(self.norm(hidden))' tests/eagle/test_eagle31.py
+mutate stopped-drafter src/specwave/eagle/module.py \
+  'if self.training and name in self.stopped:' 'if False:' tests/eagle/test_training.py -k 'nan_stops_that'
+mutate best-drafter src/specwave/app/exports.py \
+  'if figures["tau_hat"] >= self.best.get(name, 0.0):' 'if True:' tests/eagle/test_training.py -k 'worse_leaves'
+mutate recorded-outputs src/specwave/target/recorded.py \
+  'return torch.utils._pytree.tree_map(torch.clone, replay())' 'return replay()' tests/target/test_recorded.py
+mutate recorded-inputs src/specwave/target/recorded.py \
+  'mine.copy_(given)' 'pass' tests/target/test_recorded.py
 mutate path-move src/specwave/target/cache.py \
   'if moved:' 'if False:' tests/target/test_session.py
 mutate tree-mask src/specwave/target/cache.py \
@@ -100,7 +125,7 @@ mutate cache-owner src/specwave/layers/passes.py \
   'if fingerprint != job.identity.fingerprint or (own, digest) != (job.settings.rows(), job.digest):' 'if False:' \
   tests/layers/test_passes.py
 mutate invariant-attention src/specwave/target/session.py \
-  'if visible is not None:' 'if False:' tests/decoding/test_invariant.py
+  'if view.visible is not None:' 'if False:' tests/decoding/test_invariant.py
 mutate prefill-chunks src/specwave/decoding/loop.py \
   'session.advance([min(max(count - start, 0), part.shape[1]) for count in counts])' \
   'session.advance([part.shape[1] for count in counts])' tests/decoding/test_invariant.py

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -291,6 +291,7 @@ class Selection:
         return list(dict.fromkeys(ranked))[:top]
 
 
-def group_name(layers: Iterable[int]) -> str:
-    """The folder name of a layer group: (2, 15, 27) → "L2-15-27"."""
-    return "L" + "-".join(str(layer) for layer in layers)
+def group_name(layers: Iterable[int], switches: Mapping[str, bool] | None = None) -> str:
+    """The folder name of a layer group, with the drafter's switches that are on: (2, 15, 27) → "L2-15-27",
+    with fc_norm "L2-15-27+fc_norm"."""
+    return "+".join(["L" + "-".join(map(str, layers)), *(name for name, on in (switches or {}).items() if on)])

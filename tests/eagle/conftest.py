@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from torch import Tensor
 from specwave.eagle.drafter import DrafterConfig, Eagle3Drafter
 from specwave.eagle.targets import TargetBatch, read_target
 from specwave.eagle.vocab import build_vocab_map
+
+sys.path.insert(0, str(Path(__file__).parent))  # kept.py is shared by this folder's tests
 
 VOCAB, DRAFT = 23, 9
 
@@ -23,8 +27,9 @@ class Case:
     states: dict[int, Tensor]
     embedding: Tensor  # [V, H]
     logits: Tensor  # the target's, [B, T, V]
+    documents: Tensor | None = None  # int64 [B, T]
 
-    def batch(self, rows: slice = slice(None), length: int | None = None) -> TargetBatch:
+    def batch(self, rows: slice = slice(None), length: int | None = None, count_from: str = "ours") -> TargetBatch:
         """The target's side as training reads it."""
         cut = slice(length)
         table = self.logits[rows, cut]
@@ -38,6 +43,9 @@ class Case:
             self.drafter.draft_ids,
             self.drafter.t2d,
             chunk=3,
+            count_from=count_from,
+            with_mass=True,
+            documents_BT=None if self.documents is None else self.documents[rows, cut],
         )
 
 

@@ -7,9 +7,9 @@ import itertools
 import pytest
 import torch
 
-from specwave.eagle.loss import answer_slots, counting_slots, ttt_loss
+from specwave.eagle.loss import ttt_loss
 from specwave.eagle.reference import unrolled_logits, visible_keys
-from specwave.eagle.targets import ahead
+from specwave.eagle.slots import COUNT_FROM, ahead, answer_slots, counting_slots, targets_needed
 
 # Prompt x_0…x_4, answer x_5…x_8 (x_8 the end token).
 ANSWER = torch.tensor([[False] * 5 + [True] * 4])
@@ -33,6 +33,50 @@ def test_the_worked_table(step, reads, predicts, counts):
     everywhere = torch.ones(1, 9, dtype=torch.bool)
     assert counting_slots(ANSWER, everywhere, 3)[step, 0, slots].tolist() == counts
     assert not counting_slots(ANSWER, everywhere, 3)[step, 0, [0, 1, 2, 8]].any()
+
+
+@pytest.mark.parametrize(
+    ("count_from", "counting"),
+    [
+        ("ours", [[4, 5, 6], [4, 5], [4]]),
+        ("speculators", [[4, 5, 6, 7], [3, 4, 5, 6], [2, 3, 4, 5]]),
+        ("eagle", [[5, 6, 7], [4, 5, 6], [3, 4, 5]]),
+    ],
+)
+def test_the_worked_table_of_the_switches(count_from, counting):
+    """Slots that count at steps 0, 1, 2; EAGLE's never have t = 4, s = 0, the first draft of the answer."""
+    everywhere = torch.ones(1, 9, dtype=torch.bool)
+    slots = counting_slots(ANSWER, everywhere, 3, count_from)
+    assert [slots[step, 0].nonzero().flatten().tolist() for step in range(3)] == counting
+    wanted = targets_needed(ANSWER, count_from)[0].nonzero().flatten().tolist()
+    held_against = {t + 1 + step for step in range(3) for t in counting[step]}
+    assert held_against <= set(wanted)
+
+
+@pytest.mark.parametrize("count_from", COUNT_FROM)
+def test_switches_by_their_sentence(count_from):
+    """Every answer mask of two documents of 4 and 3 tokens: as each document alone, and the sentence written out."""
+    documents, in_vocab = (
+        torch.tensor([[0, 0, 0, 0, 1, 1, 1]]),
+        torch.tensor([[True, False, True, True, True, True, True]]),
+    )
+    for bits in itertools.product([False, True], repeat=7):
+        answer = torch.tensor([bits])
+        whole = counting_slots(answer, in_vocab, 4, count_from, documents)
+        needed = targets_needed(answer, count_from, documents)
+        for part in (slice(0, 4), slice(4, 7)):
+            own, known = bits[part], in_vocab[0, part].tolist()
+            assert torch.equal(whole[:, :, part], counting_slots(answer[:, part], in_vocab[:, part], 4, count_from))
+            assert torch.equal(needed[:, part], targets_needed(answer[:, part], count_from))
+            for step, t in itertools.product(range(4), range(len(own))):
+                p = t + 1 + step
+                rules = {
+                    "ours": p + 1 < len(own) and all(own[t + 1 : p + 2]),
+                    "speculators": p < len(own) and own[p],
+                    "eagle": p < len(own) and own[p - 1],
+                }
+                assert whole[step, 0, part][t].item() == (rules[count_from] and known[p])
+                assert needed[0, part][min(p, len(own) - 1)].item() or not rules[count_from]
 
 
 def test_counting_by_its_sentence():

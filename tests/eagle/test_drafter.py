@@ -135,11 +135,44 @@ def test_start_from_the_target():
     assert torch.equal(drafter.norm.weight, 0.5 * target.final_norm)
 
 
+def started(target, **switches) -> Eagle3Drafter:
+    config = DrafterConfig.of_target(target.arch, (2, 4, 5), 100, **switches)
+    drafter = Eagle3Drafter(config, *build_vocab_map(torch.ones(512), 100))
+    initialise(drafter, target, "target", seed=0)
+    return drafter
+
+
+@pytest.mark.parametrize("switch", ["fc_norm", "norm_before_fc"])
+@torch.no_grad()
+def test_start_behind_a_norm(tiny, switch):
+    """`fc` gives a state the size back that the norm took; all else is the start of a plain drafter."""
+    plain, normed = started(tiny), started(tiny, **{switch: True})
+    size = float(normed.fc.weight[0, 0] / plain.fc.weight[0, 0])
+    for name, weight in normed.state_dict().items():
+        if name.startswith(("fc_norm.", "input_norm.")):
+            assert torch.equal(weight, torch.ones_like(weight))
+        else:
+            alike = plain.state_dict()[name]
+            torch.testing.assert_close(weight, alike * size if name == "fc.weight" else alike)
+    states = tiny.states(torch.randint(0, 512, (1, 200)), (2, 4, 5))
+    read = torch.cat([states[layer] for layer in ((2, 4, 5) if switch == "norm_before_fc" else (5,))], -1)
+    # Of random tokens here, of prompts in the start: their sizes are alike, and far from 1.
+    assert size == pytest.approx(float(read.square().mean(-1).sqrt().median()), rel=0.1)
+    assert abs(size - 1) > 0.3
+    fused = normed.fuse([states[layer] for layer in (2, 4, 5)])
+    assert F.cosine_similarity(fused, states[5], -1).min() > 0.99
+    assert float(fused.norm(dim=-1).median() / states[5].norm(dim=-1).median()) == pytest.approx(1, rel=0.1)
+
+
+def test_norm_output_starts_as_plain_does(tiny):
+    plain, other = started(tiny).state_dict(), started(tiny, norm_output=True).state_dict()
+    assert plain.keys() == other.keys()
+    assert all(torch.equal(plain[name], other[name]) for name in plain)
+
+
 def test_every_slot_starts_out_looking_at_itself(tiny):
     """On a real (random) target: the mean weight of a slot's own key, at step 0, is far above an even share."""
-    d2t, t2d = build_vocab_map(torch.ones(512), 100)
-    drafter = Eagle3Drafter(DrafterConfig.of_target(tiny.arch, (2, 4, 5), 100), d2t, t2d)
-    initialise(drafter, tiny, "target", seed=0)
+    drafter = started(tiny)
     ids = torch.randint(0, 512, (1, 41))
     states = tiny.states(ids[:, :-1], (2, 4, 5))
     seen = []

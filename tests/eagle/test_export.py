@@ -68,6 +68,7 @@ def test_both_conventions_and_every_key(make_case, tmp_path):
     assert (content["draft_vocab_size"], content["head_dim"]) == (9, 6)
     assert content["tie_word_embeddings"] is False
     assert content["norm_before_residual"] is False
+    assert all(content[name] is False for name in ("fc_norm", "norm_output", "norm_before_fc"))
     assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {
         torch.bfloat16,
         torch.int64,

@@ -18,17 +18,20 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from specwave.app.train import TrainConfig, main, wanted_groups
+from specwave.app.groups import wanted_groups
+from specwave.app.train import TrainConfig, main
 from specwave.app.trainer import TrainerConfig
 from specwave.artifacts import Selection, UserError
+from specwave.benchmark.drafters import find_drafters
 from specwave.eagle.drafter import DrafterConfig, Eagle3Drafter
 from specwave.eagle.export import read_drafter
 from specwave.eagle.loss import counting_slots, ttt_loss
 from specwave.eagle.module import GroupTraining
 from specwave.eagle.options import Eagle3
 from specwave.eagle.samples import BuiltinData
+from specwave.eagle.slots import ahead
 from specwave.eagle.start import initialise
-from specwave.eagle.targets import ahead, read_target
+from specwave.eagle.targets import read_target
 from specwave.eagle.vocab import build_vocab_map
 from specwave.target import ModelConfig
 
@@ -79,6 +82,7 @@ def test_what_a_run_writes(joint, tiny):
     assert {path.name for path in folder.iterdir()} == {
         "checkpoints",
         "drafters",
+        "last",
         "metrics.csv",
         "curves.png",
         "curves.svg",
@@ -91,13 +95,14 @@ def test_what_a_run_writes(joint, tiny):
         assert "embed_tokens.weight" not in tensors
         assert card["target"] == {"name": "tiny", "fingerprint": tiny.fingerprint, "num_layers": 8}
         assert card["training"]["rule"] == rule
-        assert card["training"]["step"] == card["training"]["validated_at"] == 6
+        assert card["training"]["step"] == card["training"]["validated_at"]
         assert card["training"]["validation"]["tau_hat"] >= 1
         assert card["training"]["steps"] == 3
         assert card["data"]["validation_samples"] == 3
         assert 0 < card["data"]["draft_vocabulary_coverage"] <= 1
         assert card["pictures"] == ["curves.png"]
         assert (folder / "drafters" / name / "curves.png").stat().st_size > 10_000
+        assert read_drafter(folder / "last" / name)[2]["training"]["step"] == 6
     table = "\n".join(joint.said)
     assert all(word in table for word in ("L2-4-5", "L7", "L0-3", "tau_hat", "a_0", "a_2", "SGLang cannot"))
     assert joint.noted["tokens"] > 0
@@ -130,14 +135,54 @@ def test_the_checkpoint_is_plain_data_without_the_target(joint, tiny):
 def test_a_joint_run_equals_single_runs(joint, family_folders, tmp_path, group, name):
     """Float32 on one CPU: the same operations on the same numbers, so bit for bit."""
     main(a_config(family_folders, groups=[group]), run_in(tmp_path))
-    together = load_file(joint.folder / "drafters" / name / "model.safetensors")
-    alone = load_file(tmp_path / "drafters" / name / "model.safetensors")
-    for key, tensor in alone.items():
-        assert torch.equal(together[key], tensor), key
-    figures = [
-        read_drafter(folder / "drafters" / name)[2]["training"]["validation"] for folder in (joint.folder, tmp_path)
-    ]
-    assert figures[0] == figures[1]
+    for kind in ("drafters", "last"):
+        together = load_file(joint.folder / kind / name / "model.safetensors")
+        alone = load_file(tmp_path / kind / name / "model.safetensors")
+        for key, tensor in alone.items():
+            assert torch.equal(together[key], tensor), key
+        figures = [
+            read_drafter(folder / kind / name)[2]["training"]["validation"] for folder in (joint.folder, tmp_path)
+        ]
+        assert figures[0] == figures[1]
+
+
+def test_drafters_are_the_best_validated_and_last_the_last(joint):
+    rows = rows_of(joint.folder)
+    for name in ("L2-4-5", "L7", "L0-3"):
+        held = {int(row["step"]): float(row[f"{name}/val_tau_hat"]) for row in rows if row[f"{name}/val_tau_hat"]}
+        training = read_drafter(joint.folder / "drafters" / name)[2]["training"]
+        assert training["validation"]["tau_hat"] == pytest.approx(max(held.values()))
+        assert training["step"] == max(step for step, tau in held.items() if tau == max(held.values()))
+
+
+def test_a_validation_that_is_worse_leaves_the_best(family_folders, tmp_path, monkeypatch):
+    """τ̂ of the validations at steps 2, 4 and 6 is made 2, 3 and 1."""
+    figures = GroupTraining._figures
+
+    def falling(self, tallies):
+        found = figures(self, tallies)
+        if tallies is getattr(self, "_held_out", None):
+            for entry in found.values():
+                entry["tau_hat"] = {2: 2.0, 4: 3.0, 6: 1.0}[self.global_step]
+        return found
+
+    monkeypatch.setattr(GroupTraining, "_figures", falling)
+    trainer = TrainerConfig(max_steps=6, save_every=2, validate_every=2, log_every=2, decode=0)
+    main(a_config(family_folders, trainer=trainer), run_in(tmp_path))
+    cards = {kind: read_drafter(tmp_path / kind / "L2-4-5")[2]["training"] for kind in ("drafters", "last")}
+    assert (cards["drafters"]["step"], cards["drafters"]["validation"]["tau_hat"]) == (4, 3.0)
+    assert cards["last"]["step"] == 6
+
+
+def test_held_out_prompts_are_really_decoded(joint, family_folders, tmp_path):
+    """val_tau is committed tokens per verification of these very drafters; 0 prompts is none."""
+    rows = [row for row in rows_of(joint.folder) if row["L7/val_tau"]]
+    assert [int(row["step"]) for row in rows] == [4, 6]
+    assert all(1 <= float(row["L7/val_tau"]) <= 4 for row in rows)
+    assert any(line.endswith("tau is of decoding 3 of them") for line in joint.said)
+    trainer = TrainerConfig(max_steps=2, save_every=2, validate_every=2, log_every=2, decode=0)
+    main(a_config(family_folders, trainer=trainer), run_in(tmp_path))
+    assert not any("/val_tau" in key and "hat" not in key for key in rows_of(tmp_path)[0])
 
 
 # ---------------------------------------------------------------- kill and resume
@@ -168,9 +213,11 @@ def test_killed_at_five_random_steps_and_resumed(family_folders, tmp_path, seed)
     assert content[0]["specwave"]["tokens"] == content[1]["specwave"]["tokens"]
     for name in ("L2-4-5", "L7"):
         files = [
-            (tmp_path / folder / "drafters" / name / "model.safetensors").read_bytes() for folder in ("whole", "killed")
+            (tmp_path / folder / kind / name / "model.safetensors").read_bytes()
+            for folder in ("whole", "killed")
+            for kind in ("drafters", "last")
         ]
-        assert files[0] == files[1]
+        assert files[:2] == files[2:]
     steps = [
         [int(row["step"]) for row in rows_of(tmp_path / folder) if row["L7/loss"]] for folder in ("whole", "killed")
     ]
@@ -257,6 +304,34 @@ def test_an_infinite_gradient_stops_before_the_optimiser(family_folders, tmp_pat
     assert not (tmp_path / "checkpoints").exists()
 
 
+@pytest.mark.parametrize("how", ["loss", "gradient"])
+def test_a_nan_stops_that_drafter_alone(joint, family_folders, tmp_path, monkeypatch, how):
+    """From step 3 on L7's loss, or its gradient, is not finite; the others train as if nothing were."""
+    outcomes = GroupTraining._outcomes
+
+    def poisoned(self, batch):
+        found = outcomes(self, batch)
+        if self.training and self.global_step >= 3 and "L7" in found:
+            if how == "loss":
+                found["L7"].loss = found["L7"].loss * float("nan")
+            else:
+                found["L7"].loss.register_hook(lambda gradient: gradient * float("inf"))
+        return found
+
+    monkeypatch.setattr(GroupTraining, "_outcomes", poisoned)
+    run = run_in(tmp_path)
+    with pytest.warns(UserWarning, match=rf"{how} of L7 is not finite at step 3 .*; the other drafters go on"):
+        main(a_config(family_folders, groups=[[2, 4, 5], "eagle2", [0, 3]]), run)
+    for name in ("L2-4-5", "L0-3"):
+        files = [folder / "last" / name / "model.safetensors" for folder in (joint.folder, tmp_path)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    _, tensors, card = read_drafter(tmp_path / "last" / "L7")
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
+    assert f"{how} of L7 is not finite at step 3" in card["training"]["stopped"]
+    assert list(run.noted["stopped"]) == ["L7"]
+    assert any(line.startswith("L7 stopped early") for line in run.said)
+
+
 # ---------------------------------------------------------------- mistakes found early
 
 
@@ -278,7 +353,7 @@ class Never:
         ([[0, 1, 2, 3, 4, 5, 6, 7, 7]], "9 layers are asked for, the model has 8"),
         ([[]], "name at least one layer"),
         (["eagle4"], "there is no such rule"),
-        ([3], "a group is a list of layers or a rule's name"),
+        ([3], "a group is a list of layers, a rule's name"),
     ],
 )
 def test_wrong_groups(family_folders, tmp_path, groups, message):
@@ -331,10 +406,74 @@ def a_selection(tiny, folder, **changes) -> Path:
 def test_groups_of_a_selection(tiny, family_folders, tmp_path):
     chosen = Selection.load(a_selection(tiny, tmp_path))
     config = a_config(family_folders, selection=str(tmp_path), top=2, groups=None)
-    assert wanted_groups(config, chosen, 8) == {(1, 6): "elsi", (0, 6): "elsi"}
+
+    def found(config, chosen=chosen):
+        return [(wanted.layers, wanted.rule) for wanted in wanted_groups(config, chosen, 8)]
+
+    assert found(config) == [((1, 6), "elsi"), ((0, 6), "elsi")]
     config = a_config(family_folders, selection=str(tmp_path), groups=["eagle3", [6, 1], [7]])
-    assert wanted_groups(config, chosen, 8) == {(1, 6): "elsi", (2, 4, 5): "eagle3", (7,): None}
-    assert wanted_groups(a_config(family_folders, groups=None), None, 8) == {(2, 4, 5): "eagle3"}
+    assert found(config) == [((1, 6), "elsi"), ((2, 4, 5), "eagle3"), ((7,), None)]
+    assert found(a_config(family_folders, groups=None), None) == [((2, 4, 5), "eagle3")]
+
+
+def test_a_group_with_switches_of_its_own(family_folders, tmp_path):
+    """The same layers plain and with EAGLE-3.1's switches, beside each other; the plain one as if it were alone."""
+    groups = [[2, 4, 5], {"layers": [2, 4, 5], "fc_norm": True, "norm_output": True}, {"layers": "eagle3"}]
+    run = run_in(tmp_path)
+    main(a_config(family_folders, groups=groups), run)
+    switched = "L2-4-5+fc_norm+norm_output"
+    assert {path.name for path in (tmp_path / "drafters").iterdir()} == {"L2-4-5", switched}
+    config, _, card = read_drafter(tmp_path / "drafters" / switched)
+    assert (config.fc_norm, config.norm_output, config.norm_before_fc) == (True, True, False)
+    assert card["training"]["fc_norm"] is True
+    assert not read_drafter(tmp_path / "drafters" / "L2-4-5")[0].fc_norm
+    assert [drafter.label for drafter in find_drafters(str(tmp_path))] == ["L2-4-5", switched]
+    assert any(line.startswith(switched) or switched in line for line in run.said)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"layers": [2], "fc_norms": True}, r"groups\[0\]\.fc_norms=True: a group is .* the switches are fc_norm"),
+        ({"layers": [2], "fc_norm": 1}, r"groups\[0\]\.fc_norm=1"),
+        ({"fc_norm": True}, r"groups\[0\]\.layers=None: a group is a list of layers"),
+        ({"layers": [9]}, r"groups\[0\]\.layers=\[9\]: layer 9 is unknown"),
+    ],
+)
+def test_wrong_switches_of_a_group(family_folders, tmp_path, entry, message):
+    with pytest.raises(UserError, match=message):
+        main(a_config(family_folders, groups=[entry], data=Never()), run_in(tmp_path))
+
+
+# ---------------------------------------------------------------- warm start
+
+
+def test_going_on_from_a_drafter(joint, family_folders, tmp_path):
+    """The drafter named starts with its own weights and vocabulary, the others as they always do."""
+    before = load_file(joint.folder / "drafters" / "L7" / "model.safetensors")
+    options = Eagle3(
+        steps=3, draft_vocab_size=128, export_dtype="float32", lr=1e-9, warm_start=str(joint.folder / "drafters" / "L7")
+    )
+    main(a_config(family_folders, drafter=options, groups=[[7], [0, 3]]), run_in(tmp_path))
+    after = load_file(tmp_path / "last" / "L7" / "model.safetensors")
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name].float(), tensor.float(), atol=1e-6, rtol=0)  # six steps of 1e-9
+    assert torch.equal(load_file(tmp_path / "last" / "L0-3" / "model.safetensors")["d2t"], before["d2t"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "groups", "message"),
+    [
+        ({}, [[0, 3]], r"drafter.warm_start=.*it is the drafter L7 of 128 draft tokens, which this run does not train"),
+        ({"draft_vocab_size": 64}, [[7]], "set draft_vocab_size"),
+        ({"norm_output": True}, [[7]], "does not train"),
+        ({"warm_start": "nowhere"}, [[7]], r"drafter.warm_start=nowhere: no drafter of specwave is here"),
+    ],
+)
+def test_a_drafter_that_cannot_be_gone_on_from(joint, family_folders, tmp_path, changes, groups, message):
+    settings = {"draft_vocab_size": 128, "warm_start": str(joint.folder / "drafters" / "L7")} | changes
+    with pytest.raises(UserError, match=message):
+        main(a_config(family_folders, drafter=Eagle3(**settings), groups=groups, data=Never()), run_in(tmp_path))
 
 
 def test_a_selection_of_another_model(tiny, family_folders, tmp_path):

@@ -35,11 +35,14 @@ class TrainerConfig:
     save_every: int = 100
     validate_every: int = 100
     log_every: int = 10
+    decode: int = 4
 
     def __post_init__(self) -> None:
         for key in ("devices", "max_steps", "save_every", "validate_every", "log_every"):
             if getattr(self, key) < 1:
                 raise UserError(f"trainer.{key}", getattr(self, key), "must be ≥ 1")
+        if self.decode < 0:
+            raise UserError("trainer.decode", self.decode, "must be ≥ 0, which is none")
         for key, known in (("accelerator", ACCELERATORS), ("precision", PRECISIONS)):
             if getattr(self, key) not in known:
                 raise UserError(f"trainer.{key}", getattr(self, key), f"must be one of {', '.join(known)}")
@@ -92,13 +95,24 @@ class AtomicCheckpoints(TorchCheckpointIO):
 
 
 class Keeper(pl.Callback):
-    """Calls `stepped()` after every step; every n steps and after the last one writes `last.ckpt` and calls `saved()`.
+    """Calls `stepped()` after every step; every n steps and after the last one writes `last.ckpt` and calls `saved()`;
+    calls `validated()` after a validation.
 
     Callbacks come before the module's own hooks: what belongs to a step and into its checkpoint goes into `stepped`.
     """
 
-    def __init__(self, path: Path, every: int, stepped: Callable[[], None], saved: Callable[[], None]):
-        self.path, self.every, self.stepped, self.saved = path, every, stepped, saved
+    def __init__(
+        self,
+        path: Path,
+        every: int,
+        stepped: Callable[[], None],
+        saved: Callable[[], None],
+        validated: Callable[[], None],
+    ):
+        self.path, self.every, self.stepped, self.saved, self.validated = path, every, stepped, saved, validated
+
+    def on_validation_end(self, *_: Any) -> None:
+        self.validated()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self.stepped()

@@ -40,7 +40,8 @@ def find_drafters(checkpoint: str | Sequence[str] | None) -> list[DrafterFolder]
         card = read_json(path / "card.json", "checkpoint") if (path / "card.json").is_file() else {}
         with reading("checkpoint", path / "card.json", "export the drafter again"):
             layers, rule = [layer for layer in card.get("layers") or [] if isinstance(layer, int)], rule_of(card)
-        label = group_name(layers) if layers else path.name
+        switches = card.get("switches")
+        label = group_name(layers, switches if isinstance(switches, dict) else None) if layers else path.name
         same = sum(other.label == label or other.label.startswith(f"{label}_") for other in found)
         found.append(DrafterFolder(path, f"{label}_{same + 1}" if same else label, layers, rule))
     return found

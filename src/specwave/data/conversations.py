@@ -10,11 +10,41 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, Protocol, overload
 
-from specwave.target import Target
+from specwave.target import ModelConfig
 
 Prompt = tuple[str, str, str]  # id, category, text
+
+
+class Speaker(Protocol):
+    """What text needs of a target: a `Target` is one, and so is a `Chat`."""
+
+    @property
+    def tokenizer(self) -> Any: ...
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def eos_ids(self) -> tuple[int, ...]: ...
+    @property
+    def max_length(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A speaker without weights: small enough to be sent to other processes."""
+
+    tokenizer: Any
+    config: ModelConfig
+    name: str
+    eos_ids: tuple[int, ...]
+    max_length: int
+
+    @classmethod
+    def of(cls, target: Speaker) -> Chat:
+        return cls(target.tokenizer, target.config, target.name, target.eos_ids, target.max_length)
 
 
 @dataclass(frozen=True)
@@ -36,21 +66,37 @@ class Sample:
     category: str = ""
 
 
-def template_options(target: Target) -> dict[str, Any]:
+class Samples(Sequence[Sample]):
+    """Samples that are made when they are asked for: a subclass says how many there are and makes one."""
+
+    def at(self, place: int) -> Sample:
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, place: int) -> Sample: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Sample]: ...
+    def __getitem__(self, place: int | slice) -> Sample | list[Sample]:
+        if isinstance(place, slice):
+            return [self.at(one) for one in range(*place.indices(len(self)))]
+        return self.at(place)
+
+
+def template_options(target: Speaker) -> dict[str, Any]:
     """What the chat template is given besides the messages."""
     if target.config.date_string is None:
         return {}
     return {"date_string": target.config.date_string}  # templates that print today's date would change every day
 
 
-def prompt_ids(target: Target, messages: Sequence[dict[str, str]]) -> list[int]:
+def prompt_ids(target: Speaker, messages: Sequence[dict[str, str]]) -> list[int]:
     """Token ids of a conversation ({"role", "content"} each) up to where the assistant begins to answer."""
     return target.tokenizer.apply_chat_template(
         list(messages), add_generation_prompt=True, tokenize=True, return_dict=False, **template_options(target)
     )
 
 
-def user_prompt_ids(target: Target, prompts: Sequence[Prompt]) -> list[tuple[str, str, list[int]]]:
+def user_prompt_ids(target: Speaker, prompts: Sequence[Prompt]) -> list[tuple[str, str, list[int]]]:
     """(id, category, token ids) of single-turn prompts."""
     return [(name, kind, prompt_ids(target, [{"role": "user", "content": text}])) for name, kind, text in prompts]
 

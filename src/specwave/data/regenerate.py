@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from specwave.artifacts import UserError, append_lines, cache_dir, drop_torn_line, filling_cache, read_jsonl, reading
 from specwave.data.conversations import Sample
+from specwave.data.locks import wait_for
 from specwave.decoding import Sampling, generate
 from specwave.target import Target
 
@@ -44,10 +45,10 @@ def answered(
         if not fitting:
             raise UserError("max_new_tokens", max_new_tokens, f"{rule}: lower it")
         warnings.warn(f"max_new_tokens={max_new_tokens}: {rule} and are passed over", stacklevel=2)
-    batches = _batches(fitting, batch_size)
     path = answers_path(target, fitting, max_new_tokens, batch_size, temperature, seed)
     done = _read(path)
-    todo = [batch for batch in batches if any(fitting[row][0] not in done for row in batch)]
+    order = batches([len(prompt[2]) for prompt in fitting], batch_size)
+    todo = [batch for batch in order if any(fitting[row][0] not in done for row in batch)]
     if todo:
         with filling_cache():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,19 +57,23 @@ def answered(
             open(path, "a", encoding="utf-8") as stream,
             tqdm(total=len(fitting), desc=label, unit="prompt", disable=None) as bar,
         ):
+            wait_for(stream)
+            done.update(_read(path))  # what another rank of the run has answered meanwhile
             bar.update(len(fitting) - sum(len(batch) for batch in todo))
             for batch in todo:
-                result = generate(
-                    target,
-                    None,
-                    [fitting[row][2] for row in batch],
-                    max_new_tokens=max_new_tokens,
-                    sampling=Sampling(temperature, seed),
-                    sequence_ids=batch,
-                )
-                lines = [{"id": fitting[row][0], "tokens": out} for row, out in zip(batch, result.tokens, strict=True)]
-                append_lines(stream, lines)
-                done.update((line["id"], line["tokens"]) for line in lines)
+                if any(fitting[row][0] not in done for row in batch):
+                    prompted = [fitting[row] for row in batch]
+                    result = generate(
+                        target,
+                        None,
+                        [ids for *_, ids in prompted],
+                        max_new_tokens=max_new_tokens,
+                        sampling=Sampling(temperature, seed),
+                        sequence_ids=batch,
+                    )
+                    found = {name: out for (name, *_), out in zip(prompted, result.tokens, strict=True)}
+                    append_lines(stream, [{"id": name, "tokens": out} for name, out in found.items()])
+                    done |= found
                 bar.update(len(batch))
     return [
         Sample(ids + done[name], [False] * len(ids) + [True] * len(done[name]), name, category)
@@ -76,9 +81,9 @@ def answered(
     ]
 
 
-def _batches(prompts: Sequence[tuple[str, str, list[int]]], size: int) -> list[list[int]]:
-    """Indices of prompts of like length together, so that little is padded."""
-    order = sorted(range(len(prompts)), key=lambda row: (len(prompts[row][2]), row))
+def batches(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Places of prompts of like length together, so that little is padded."""
+    order = sorted(range(len(lengths)), key=lambda row: (lengths[row], row))
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 

@@ -7,8 +7,9 @@ header that asks for an answer, the assistant's turn m_i is the text between two
     R(m_0 … m_{i−1}, m_i)                  ends where the answer ends
 
 Both are checked to be prefixes: a template that rewrites what was said (Qwen3 drops earlier thinking) fails, and then
-only the last answer counts. A token counts when all its text lies in an answer, up to the first token that ends one
-and with it: what the template writes behind (a line break, say) the target never says itself.
+only the last answer counts, or each answer becomes a sample of its own (`masked`). A token counts when all its text
+lies in an answer, up to the first token that ends one and with it: what the template writes behind (a line break, say)
+the target never says itself.
 
 Knows nothing about files, selection or training.
 """
@@ -17,12 +18,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jinja2 import TemplateError
 
 from specwave.artifacts import UserError
-from specwave.data.conversations import Conversation, Sample, prompt_ids, template_options
-from specwave.target import Target
+from specwave.data.conversations import Conversation, Sample, Speaker, prompt_ids, template_options
 
 Span = tuple[int, int]  # of characters; the end is not included
 
@@ -30,7 +31,7 @@ _SHOWN = 300  # characters of a text in a message
 _PROBE = "A system turn stands here."
 
 
-def prompts(target: Target, conversations: Sequence[Conversation]) -> list[tuple[str, str, list[int]]]:
+def prompts(target: Speaker, conversations: Sequence[Conversation]) -> list[tuple[str, str, list[int]]]:
     """(id, category, token ids) of each conversation up to where the assistant answers the last user turn.
 
     Earlier answers stay as they were given; one after the last user turn is dropped.
@@ -38,13 +39,13 @@ def prompts(target: Target, conversations: Sequence[Conversation]) -> list[tuple
     Raises:
         UserError: the target has no chat template, or the template refuses a conversation.
     """
-    template = _Template(target, conversations)
+    template = template_of(target, conversations)
     return [
         (each.id, each.category, template.ids(each, template.messages(each, last="user"))) for each in conversations
     ]
 
 
-def given(target: Target, conversations: Sequence[Conversation], key: str, max_length: int) -> list[Sample]:
+def given(target: Speaker, conversations: Sequence[Conversation], key: str, max_length: int) -> list[Sample]:
     """The conversations up to their last answer, whole, with a mask over all answers as they were given.
 
     Args:
@@ -55,27 +56,13 @@ def given(target: Target, conversations: Sequence[Conversation], key: str, max_l
     Raises:
         UserError: a conversation without an answer, no token of any answer, no or an unfit chat template.
     """
-    regenerate = f"set {key.partition('.')[0]}.answers=regenerate"
-    template, limit = _Template(target, conversations), min(max_length, target.max_length)
+    template, limit = template_of(target, conversations), min(max_length, target.max_length)
     kept: list[Sample] = []
     unanswered: Sample | None = None
     rewritten = dropped = cut = 0
     for each in conversations:
-        if not any(role == "assistant" for role, _ in each.messages):
-            raise UserError(key, each.id, f"this conversation has no answer: {regenerate}")
-        messages = template.messages(each, last="assistant")
-        text = template.text(each, messages)
-        spans, every = _answers(template, each, messages, text)
-        if not spans:
-            header = template.text(each, messages[:-1], header=True)[-40:]
-            raise UserError(
-                key,
-                each.id,
-                f"the chat template of {target.name} asks for an answer with {header!r} and writes it down without, so "
-                f"answers cannot be found in it: {regenerate}",
-            )
-        rewritten += not every
-        whole = _masked(target, text, spans, each)
+        (whole,), anew = masked(template, each, key)
+        rewritten += anew
         sample = Sample(whole.ids[:limit], whole.answer[:limit], each.id, each.category)
         if any(sample.answer):
             kept.append(sample)
@@ -84,7 +71,7 @@ def given(target: Target, conversations: Sequence[Conversation], key: str, max_l
             unanswered = unanswered or sample
     if unanswered is not None and not kept:
         shown = _shortened(target.tokenizer.decode(unanswered.ids))
-        remedy = f"raise the limit of {limit} tokens" if cut else regenerate
+        remedy = f"raise the limit of {limit} tokens" if cut else _regenerate(key)
         raise UserError(
             key,
             unanswered.id,
@@ -99,23 +86,49 @@ def given(target: Target, conversations: Sequence[Conversation], key: str, max_l
     return kept
 
 
-def _answers(
-    template: _Template, conversation: Conversation, messages: list[dict[str, str]], text: str
-) -> tuple[list[Span], bool]:
-    """Where the answers are in `text`, and whether these are all; no spans where not even the last can be found."""
-    places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    spans = []
-    for place in places:
-        before = template.text(conversation, messages[:place], header=True)
-        after = text if place == places[-1] else template.text(conversation, messages[: place + 1])
-        if text.startswith(before) and text.startswith(after):
-            spans.append((len(before), len(after)))
-        elif place == places[-1]:
-            return [], False
-    return (spans, True) if len(spans) == len(places) else (spans[-1:], False)
+def masked(
+    template: Template, conversation: Conversation, key: str, separate: bool = False
+) -> tuple[list[Sample], bool]:
+    """The conversation up to its last answer, and whether the template writes earlier answers anew.
+
+    Where it does, the one sample has a mask over the last answer only; with `separate` there is a sample for every
+    answer instead, the conversation up to it, as the target sees it when it gives that answer.
+
+    Raises:
+        UserError: no answer, or one that does not begin as the template asks for it.
+    """
+    if not any(role == "assistant" for role, _ in conversation.messages):
+        raise UserError(key, conversation.id, f"this conversation has no answer: {_regenerate(key)}")
+    messages = template.messages(conversation, last="assistant")
+    turns = []  # (R⁺, R) of each answer
+    for place, message in enumerate(messages):
+        if message["role"] == "assistant":
+            before = template.text(conversation, messages[:place], header=True)
+            turns.append((before, template.text(conversation, messages[: place + 1])))
+    whole = turns[-1][1]
+    anew = not all(whole.startswith(before) and whole.startswith(after) for before, after in turns[:-1])
+    for before, after in turns if anew and separate else turns[-1:]:
+        if not after.startswith(before):
+            raise UserError(
+                key,
+                conversation.id,
+                f"the chat template of {template.target.name} asks for an answer with {before[-40:]!r} and writes it "
+                f"down without, so answers cannot be found in it: {_regenerate(key)}",
+            )
+    spans = [(len(before), len(after)) for before, after in turns]
+    if not anew:
+        parts = [(whole, spans)]
+    else:
+        alone = [(after, [span]) for (_, after), span in zip(turns, spans, strict=True)]
+        parts = alone if separate else alone[-1:]
+    return [_masked(template.target, text, found, conversation) for text, found in parts], anew
 
 
-def _masked(target: Target, text: str, spans: Sequence[Span], conversation: Conversation) -> Sample:
+def _regenerate(key: str) -> str:
+    return f"set {key.partition('.')[0]}.answers=regenerate"
+
+
+def _masked(target: Speaker, text: str, spans: Sequence[Span], conversation: Conversation) -> Sample:
     """The ids of `text`, as the template's own tokenisation has them, and the tokens that lie in the spans."""
     tokenizer = target.tokenizer
     if not tokenizer.is_fast:
@@ -135,20 +148,34 @@ def _masked(target: Target, text: str, spans: Sequence[Span], conversation: Conv
     return Sample(ids, answer, conversation.id, conversation.category)
 
 
-class _Template:
-    """A target's chat template, with the user's mistakes it can stand for as one line."""
+def template_of(target: Speaker, conversations: Sequence[Conversation]) -> Template:
+    """The target's chat template, for these conversations.
 
-    def __init__(self, target: Target, conversations: Sequence[Conversation]):
-        self.target = target
-        if target.tokenizer.chat_template is None:
-            raise UserError("model", target.name, "its tokenizer has no chat template: choose a model made for chats")
-        systems = sum(each.messages[0][0] == "system" for each in conversations)
-        self.folds = bool(systems) and not self._takes_system()
-        if self.folds:
-            rule = f"the chat template of {target.name} takes no system turn: its text is put before the first question"
-            warnings.warn(f"{rule} in {systems} of {len(conversations)} conversations", stacklevel=3)
+    Raises:
+        UserError: it has none.
+    """
+    if target.tokenizer.chat_template is None:
+        raise UserError("model", target.name, "its tokenizer has no chat template: choose a model made for chats")
+    systems = sum(each.messages[0][0] == "system" for each in conversations)
+    template = Template(target)
+    if systems and not template.takes_system():
+        rule = f"the chat template of {target.name} takes no system turn: its text is put before the first question"
+        warnings.warn(f"{rule} in {systems} of {len(conversations)} conversations", stacklevel=3)
+        return Template(target, folds=True)
+    return template
 
-    def _takes_system(self) -> bool:
+
+@dataclass(frozen=True)
+class Template:
+    """A target's chat template, with the user's mistakes it can stand for as one line.
+
+    `folds`: a system turn is put before the first question, since the template has no place for it.
+    """
+
+    target: Speaker
+    folds: bool = False
+
+    def takes_system(self) -> bool:
         """Some templates refuse a system turn, others pass over it in silence."""
         probe = [{"role": "system", "content": _PROBE}, {"role": "user", "content": "Hello."}]
         try:

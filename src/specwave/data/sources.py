@@ -25,6 +25,10 @@ _GAP = re.compile(r"[\s,]*")
 _TABLES = (".parquet", ".arrow")
 _NOT_ROWS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")  # what `datasets` writes
 
+# The public sets by name: dataset id and split.
+SHAREGPT = ("Aeala/ShareGPT_Vicuna_unfiltered", "train")
+ULTRACHAT = ("HuggingFaceH4/ultrachat_200k", "train_sft")
+
 Rows = Iterable[tuple[int, str, Any]]  # number from 1, place as path:line, content
 
 
@@ -243,6 +247,16 @@ def _attempt(call: Callable[[], Any], key: str, source: Path | str, rule: str, r
 
 
 # ---------------------------------------------------------------- choosing among them
+
+
+def with_answers(found: list[Conversation]) -> list[Conversation]:
+    """Without the few that public dumps hold unanswered. In a file of one's own they are refused: see `render`."""
+    answered = [one for one in found if any(role == "assistant" for role, _ in one.messages)]
+    if not 0 < len(answered) < len(found):
+        return found
+    missing = len(found) - len(answered)
+    warnings.warn(f"{missing} of {len(found)} conversations have no answer: passed over", stacklevel=3)
+    return answered
 
 
 def spread(items: Sequence[T], count: int | None) -> list[T]:

@@ -1,6 +1,7 @@
 """Batches as a function of their number: a run that resumes at step n reads batch n, whatever it read before.
 
-Knows nothing about targets and drafters.
+B rows, T tokens of a row. A row is a conversation or, when packing, several: then every token has the number of its
+conversation in the row and its position in that. Knows nothing about targets and drafters.
 """
 
 from __future__ import annotations
@@ -16,27 +17,61 @@ from specwave.data.conversations import Sample
 from specwave.eagle.samples import Prepared
 
 _WINDOW = 8  # batches sorted by length together: little padding, and still a different batch in every epoch
+_OPEN = 64  # rows that packing keeps open at once
 
 
 def collate(samples: Sequence[Sample]) -> dict[str, Any]:
-    """ids int64 and answer bool [B, T], padded on the right with token 0 and ℓ = 0; names; tokens without padding."""
-    length = max(len(sample.ids) for sample in samples)
-    ids, answer = torch.zeros(len(samples), length, dtype=torch.int64), torch.zeros(len(samples), length).bool()
-    for row, sample in enumerate(samples):
-        ids[row, : len(sample.ids)] = torch.tensor(sample.ids)
-        answer[row, : len(sample.answer)] = torch.tensor(sample.answer)
+    """ids int64 and answer bool [B, T], padded on the right with token 0 and ℓ = 0; names and lengths of the samples;
+    tokens without padding."""
+    return _padded([[sample] for sample in samples])
+
+
+def collate_packed(rows: Sequence[Sequence[Sample]]) -> dict[str, Any]:
+    """As `collate` for rows of several conversations one after the other, with two more keys, int64 [B, T].
+
+    documents: the number of a token's conversation in its row, −1 for padding.
+    positions: of a token in its conversation, 0 for padding.
+
+    The first token of a conversation is nobody's to predict: it never counts as answer text.
+    """
+    batch = _padded(rows)
+    documents, positions = torch.full_like(batch["ids"], -1), torch.zeros_like(batch["ids"])
+    for row, samples in enumerate(rows):
+        start = 0
+        for number, sample in enumerate(samples):
+            end = start + len(sample.ids)
+            documents[row, start:end], positions[row, start:end] = number, torch.arange(end - start)
+            batch["answer"][row, start] = False
+            start = end
+    return batch | {"documents": documents, "positions": positions}
+
+
+def _padded(rows: Sequence[Sequence[Sample]]) -> dict[str, Any]:
+    joined = [[token for sample in row for token in sample.ids] for row in rows]
+    marks = [[mark for sample in row for mark in sample.answer] for row in rows]
+    length = max(map(len, joined))
+    ids, answer = torch.zeros(len(rows), length, dtype=torch.int64), torch.zeros(len(rows), length).bool()
+    for row, (tokens, mask) in enumerate(zip(joined, marks, strict=True)):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        answer[row, : len(mask)] = torch.tensor(mask)
     return {
         "ids": ids,
         "answer": answer,
-        "names": [sample.id for sample in samples],
-        "tokens": sum(len(sample.ids) for sample in samples),
+        "names": [sample.id for row in rows for sample in row],
+        "lengths": [len(sample.ids) for row in rows for sample in row],
+        "tokens": sum(map(len, joined)),
     }
+
+
+def _shuffled(count: int, seed: int, epoch: int) -> tuple[list[int], torch.Generator]:
+    """A permutation of 0 … count−1 for an epoch, and the generator for further draws."""
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    return torch.randperm(count, generator=generator).tolist(), generator
 
 
 def epoch_plan(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
     """Row numbers of every batch of an epoch: a seeded permutation, bucketed lightly, without a short last batch."""
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    order = torch.randperm(len(lengths), generator=generator).tolist()
+    order, generator = _shuffled(len(lengths), seed, epoch)
     order = order[: len(order) // batch_size * batch_size]
     batches = []
     for start in range(0, len(order), batch_size * _WINDOW):
@@ -45,20 +80,71 @@ def epoch_plan(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -
     return [batches[place] for place in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-class Stream(IterableDataset):
-    """An endless sequence of batches that begins at batch `first`."""
+def first_fit(lengths: Sequence[int], order: Sequence[int], row_length: int) -> list[list[int]]:
+    """Sample numbers of every row: each goes, in `order`, into the first open row with room, else into a new one.
 
-    def __init__(self, samples: Sequence[Sample], batch_size: int, seed: int, first: int):
-        self.samples, self.seed, self.first = samples, seed, first
+    A sample is never split; one longer than `row_length` is the caller's mistake. At most 64 rows are open: one more
+    closes the first.
+    """
+    rows: list[list[int]] = []
+    opened: list[tuple[int, list[int]]] = []  # room left, row
+    for sample in order:
+        size = lengths[sample]
+        place = next((place for place, (room, _) in enumerate(opened) if room >= size), None)
+        if place is None:
+            if len(opened) == _OPEN:
+                opened.pop(0)
+            place = len(opened)
+            rows.append([])
+            opened.append((row_length, rows[-1]))
+        room, row = opened[place]
+        row.append(sample)
+        opened[place] = (room - size, row)
+    return rows
+
+
+def packed_plan(
+    lengths: Sequence[int], batch_size: int, seed: int, epoch: int, row_length: int
+) -> list[list[list[int]]]:
+    """Sample numbers of every row of every batch of an epoch, batches in a seeded order, without a short last batch.
+
+    Where all rows together are fewer than `batch_size`, they are the epoch's one batch.
+    """
+    order, generator = _shuffled(len(lengths), seed, epoch)
+    rows = first_fit(lengths, order, row_length)
+    rows = [rows[place] for place in torch.randperm(len(rows), generator=generator).tolist()]
+    size = min(batch_size, len(rows))
+    return [rows[start : start + size] for start in range(0, len(rows) // size * size, size)]
+
+
+class Stream(IterableDataset):
+    """An endless sequence of batches that begins at batch `first`; with `row_length`, of packed rows."""
+
+    def __init__(
+        self, samples: Sequence[Sample], batch_size: int, seed: int, first: int, row_length: int | None = None
+    ):
+        self.samples, self.seed, self.first, self.row_length = samples, seed, first, row_length
         self.batch_size = min(batch_size, len(samples))
-        self.lengths = [len(sample.ids) for sample in samples]
+        known = getattr(samples, "lengths", None)
+        self.lengths: Sequence[int] = known if known is not None else [len(sample.ids) for sample in samples]
+
+    def plan(self, epoch: int) -> list[Any]:
+        if self.row_length is None:
+            return epoch_plan(self.lengths, self.batch_size, self.seed, epoch)
+        return packed_plan(self.lengths, self.batch_size, self.seed, epoch, self.row_length)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        epoch, place = divmod(self.first, len(self.samples) // self.batch_size)
+        epoch, place = 0, self.first
+        if self.row_length is None:  # as many batches in every epoch
+            epoch, place = divmod(self.first, len(self.samples) // self.batch_size)
         while True:
-            for rows in epoch_plan(self.lengths, self.batch_size, self.seed, epoch)[place:]:
-                yield collate([self.samples[row] for row in rows])
-            epoch, place = epoch + 1, 0
+            batches = self.plan(epoch)
+            for batch in batches[place:]:
+                if self.row_length is None:
+                    yield collate([self.samples[number] for number in batch])
+                else:
+                    yield collate_packed([[self.samples[number] for number in row] for row in batch])
+            epoch, place = epoch + 1, max(0, place - len(batches))
 
 
 class DrafterData(pl.LightningDataModule):
@@ -71,9 +157,9 @@ class DrafterData(pl.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         assert self.trainer is not None
         # One batch per step, so the step a checkpoint was taken at is the number of the next batch.
-        return DataLoader(
-            Stream(self.data.train, self.batch_size, self.seed, self.trainer.global_step), batch_size=None
-        )
+        first, row_length = self.trainer.global_step, self.data.row_length
+        stream = Stream(self.data.train, self.batch_size, self.seed, first, row_length)
+        return DataLoader(stream, batch_size=None)
 
     def val_dataloader(self) -> DataLoader:
         ordered = sorted(self.data.validation, key=lambda sample: (len(sample.ids), sample.id))

@@ -6,6 +6,12 @@ One step: `z = cat(input_layernorm(embedding), hidden_norm(h))`, `h += attention
 is that h, before the final norm. The first h is `fc` of the captured layers. Parameter names are those the serving
 engines load; `embed_tokens` is the target's and handed in.
 
+Three switches, all off in EAGLE-3; the first two are EAGLE-3.1 (arXiv 2605.09992):
+
+    fc_norm          an RMSNorm of its own for each captured layer, then fc: layers count alike whatever their size
+    norm_output      the state handed on is h after the final norm, which lm_head reads too: h keeps its size at depth
+    norm_before_fc   one RMSNorm over all captured layers joined, `input_norm`, then fc; excludes fc_norm
+
 Knows nothing about where keys come from: `attend` decides, so that unrolled training and decoding with a cache share
 this file.
 """
@@ -24,6 +30,7 @@ from specwave.artifacts import UserError
 from specwave.eagle.vocab import draft_ids
 from specwave.target.rope import inverse_frequencies, rotate
 
+SWITCHES = ("fc_norm", "norm_output", "norm_before_fc")  # names of options, of config fields and of the engines' keys
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # rotated q [B,H,T,d], rotated k and v [B,K,T,d] → [B,H,T,d]
 
 
@@ -43,10 +50,25 @@ class DrafterConfig:
     rms_eps: float
     max_length: int
     rope: dict[str, Any]  # rope_type, rope_theta and the parameters of the scaling, whole
+    fc_norm: bool = False
+    norm_output: bool = False
+    norm_before_fc: bool = False
+
+    def __post_init__(self) -> None:
+        if self.norm_before_fc and self.fc_norm:
+            raise UserError("drafter.norm_before_fc", "true", "excludes drafter.fc_norm: set one of the two to false")
+        if self.norm_before_fc and len(self.layers) == 1 and self.hidden_size == self.target_hidden_size:
+            remedy = f"SGLang serves one layer ({self.layers[0]}) as two, and one norm over two is another function"
+            remedy += ": set drafter.fc_norm=true in its place, which is the same for one layer"
+            raise UserError("drafter.norm_before_fc", "true", remedy)
+
+    @property
+    def switches(self) -> dict[str, bool]:
+        return {name: getattr(self, name) for name in SWITCHES}
 
     @classmethod
-    def of_target(cls, arch: Any, layers: Sequence[int], draft_vocab_size: int) -> DrafterConfig:
-        """A drafter as wide as its target: the embedding is shared."""
+    def of_target(cls, arch: Any, layers: Sequence[int], draft_vocab_size: int, **switches: bool) -> DrafterConfig:
+        """A drafter as wide as its target: the embedding is shared. `switches`: of `SWITCHES`, those that are on."""
         if not 1 <= draft_vocab_size <= arch.vocab_size:
             raise UserError("drafter.draft_vocab_size", draft_vocab_size, f"must be 1 to {arch.vocab_size}")
         return cls(
@@ -62,6 +84,7 @@ class DrafterConfig:
             rms_eps=arch.rms_eps,
             max_length=arch.max_length,
             rope=dict(arch.rope),
+            **switches,
         )
 
 
@@ -91,7 +114,10 @@ class Eagle3Drafter(nn.Module):
         super().__init__()
         self.config = config
         size, heads, kv = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self.fc = _linear(len(config.layers) * config.target_hidden_size, size)
+        captured, count = config.target_hidden_size, len(config.layers)
+        self.fc = _linear(count * captured, size)
+        self.fc_norm: Any = nn.ModuleList(Norm(captured, config.rms_eps) for _ in range(count if config.fc_norm else 0))
+        self.input_norm = Norm(count * captured, config.rms_eps) if config.norm_before_fc else nn.Identity()
         block = nn.Module()
         block.hidden_norm = Norm(size, config.rms_eps)
         block.input_layernorm = Norm(size, config.rms_eps)
@@ -124,8 +150,11 @@ class Eagle3Drafter(nn.Module):
 
     def fuse(self, states: Tensor | Sequence[Tensor]) -> Tensor:
         """The first h [.., H] from the captured layers, ascending, each [.., H_t] (or their concatenation)."""
-        joined = states if isinstance(states, Tensor) else torch.cat(list(states), -1)
-        return self.fc(self._enter(joined))
+        joined = self.input_norm(self._enter(states if isinstance(states, Tensor) else torch.cat(list(states), -1)))
+        if self.config.fc_norm:
+            parts = joined.chunk(len(self.fc_norm), -1)
+            joined = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        return self.fc(joined)
 
     def rotary(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Tables for `rotate`, [B, 1, T, d] float32 (float64 in a float64 drafter)."""
@@ -158,18 +187,19 @@ class Eagle3Drafter(nn.Module):
         return F.silu(mlp["gate_proj"](x)) * mlp["up_proj"](x)
 
     def finish(self, hidden_BTD: Tensor, attended_BHTd: Tensor) -> Tensor:
-        """The block behind attention: both residual branches."""
+        """The block behind attention, both residual branches: the state handed on."""
         block = self.midlayer
         hidden = hidden_BTD + block.self_attn["o_proj"](attended_BHTd.transpose(1, 2).flatten(2))
         x = block.post_attention_layernorm(hidden)
-        return hidden + block.mlp["down_proj"](self.gated(x))
+        hidden = hidden + block.mlp["down_proj"](self.gated(x))
+        return self.norm(hidden) if self.config.norm_output else hidden
 
     def forward_step(self, embedding_BTD: Tensor, hidden_BTD: Tensor, attend: Attend, positions_BT: Tensor) -> Tensor:
-        """One step of the drafter: h before the final norm, [B, T, H].
+        """One step of the drafter: the state handed on, [B, T, H].
 
         Args:
             embedding_BTD: the target's embedding of the input tokens (the token *after* the hidden state's).
-            hidden_BTD: `fuse` of the target's states, or the h of the step before.
+            hidden_BTD: `fuse` of the target's states, or what the step before handed on.
             attend: gets the rotated q and k and the v of this step, returns the attended values per head.
             positions_BT: for the rotary embedding, int64.
         """
@@ -177,8 +207,8 @@ class Eagle3Drafter(nn.Module):
         return self.finish(hidden_BTD, attend(*self.attention_inputs(z, rotary)))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[.., H] before the final norm → [.., V_d]."""
-        return self.lm_head(self.norm(hidden))
+        """The state handed on [.., H] → [.., V_d]."""
+        return self.lm_head(hidden if self.config.norm_output else self.norm(hidden))
 
     @property
     def dtype(self) -> torch.dtype:

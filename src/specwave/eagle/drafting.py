@@ -44,7 +44,7 @@ class Drafts:
         self.cos, self.sin = drafter.tables(capacity + shape.levels)
 
     def catch_up(self, tokens_BT: Tensor, states_BTD: Tensor, counts: Sequence[int]) -> Tensor:
-        """Commits `counts[b]` slots of row b; h [B, 1, D] of each row's last one, before the final norm.
+        """Commits `counts[b]` slots of row b; the state [B, 1, D] that each row's last one hands on.
 
         Of all other slots only keys and values are ever looked at, so nothing else of them is computed.
 

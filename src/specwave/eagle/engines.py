@@ -2,7 +2,8 @@
 
 Nested ids are ours (output of block i), top-level ids are ours + 1 (input of block i). A single layer is written as
 two, because SGLang passes over `fc` where it would not change the width: the second layer is unused, its columns of
-`fc` are zero, and specwave's own reading takes it out again.
+`fc` are zero, and specwave's own reading takes it out again. One norm over both (`norm_before_fc`) would see the second
+layer, so `DrafterConfig` refuses it for a single one.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def engine_config(config: DrafterConfig, layers: Sequence[int], dtype: torch.dty
         "draft_vocab_size": config.draft_vocab_size,
         "tie_word_embeddings": False,
         "norm_before_residual": False,
+        **config.switches,
         "num_aux_hidden_states": len(layers),
         "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in layers],
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(layers), "use_aux_hidden_state": True},

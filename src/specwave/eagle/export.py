@@ -26,11 +26,12 @@ from specwave.artifacts import (
     write_json,
     write_tensors,
 )
-from specwave.eagle.drafter import DrafterConfig, Eagle3Drafter
+from specwave.eagle.drafter import SWITCHES, DrafterConfig, Eagle3Drafter
 from specwave.eagle.engines import engine_config, padding_layer, served_by
 from specwave.eagle.vocab import check_vocab_map
 
 KEY = "checkpoint"  # the config key that names a drafter folder
+_NORM = "fc_norm.{}.weight"  # by the place of its layer among those written
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,10 @@ def write_drafter(
         fc = tensors["fc.weight"]
         layers = tuple(sorted((spare, *config.layers)))
         tensors["fc.weight"] = torch.cat([torch.zeros_like(fc) if layer == spare else fc for layer in layers], 1)
+        if config.fc_norm:
+            norm = tensors[_NORM.format(0)]
+            for place, layer in enumerate(layers):
+                tensors[_NORM.format(place)] = torch.ones_like(norm) if layer == spare else norm
     serves, warnings = served_by(layers, target.num_layers)
     write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
     write_json(folder / "config.json", engine_config(config, layers, dtype))
@@ -76,6 +81,7 @@ def write_drafter(
         "layers": list(config.layers),
         "layer_convention": LAYER_CONVENTION,
         "padding_layer": spare,
+        "switches": config.switches,
         "target": {"name": target.name, "fingerprint": target.fingerprint, "num_layers": target.num_layers},
         "serves": serves,
         "warnings": warnings,
@@ -85,6 +91,16 @@ def write_drafter(
     }
     write_json(folder / "card.json", card)
     return warnings
+
+
+def add_pictures(folder: Path | str, pictures: Sequence[Path]) -> None:
+    """Copies more pictures beside a drafter and names them in its card."""
+    folder = Path(folder)
+    card = read_json(folder / "card.json", KEY)
+    for picture in pictures:
+        shutil.copyfile(picture, folder / picture.name)
+    names = dict.fromkeys([*card["pictures"], *(picture.name for picture in pictures)])
+    write_json(folder / "card.json", card | {"pictures": list(names)})
 
 
 def read_drafter(path: Path | str) -> tuple[DrafterConfig, dict[str, Tensor], dict[str, Any]]:
@@ -97,7 +113,10 @@ def read_drafter(path: Path | str) -> tuple[DrafterConfig, dict[str, Tensor], di
 def _read_drafter(folder: Path) -> tuple[DrafterConfig, dict[str, Tensor], dict[str, Any]]:
     if not (folder / "card.json").is_file():
         raise UserError(KEY, folder, "no drafter of specwave is here (card.json is missing): name a drafters/L… folder")
-    card, content = read_json(folder / "card.json", KEY), read_json(folder / "config.json", KEY)
+    # A drafter written before there were switches has none on: so do engines read their absence.
+    off = dict.fromkeys(SWITCHES, False)
+    card = {"switches": off} | read_json(folder / "card.json", KEY)
+    content = off | read_json(folder / "config.json", KEY)
     nested = content.get("eagle_config") or {}
     ids, shifted = nested.get("eagle_aux_hidden_state_layer_ids"), content.get("eagle_aux_hidden_state_layer_ids")
     if not card.get("layers") or not ids or not shifted:
@@ -117,10 +136,13 @@ def _read_drafter(folder: Path) -> tuple[DrafterConfig, dict[str, Tensor], dict[
     written = sorted(layers if spare is None else {*layers, spare})
     if ids != written or shifted != [layer + 1 for layer in written]:
         raise UserError(KEY, folder, f"config.json names layers {ids} (and {shifted} from 1), card.json {written}")
+    switches = {name: content[name] for name in SWITCHES}
+    if switches != card["switches"]:
+        raise UserError(KEY, folder, f"config.json has {switches}, card.json {card['switches']}: export it again")
     try:
         tensors = load_file(folder / "model.safetensors")
         config = DrafterConfig(
-            layers=tuple(written),
+            layers=layers,
             target_hidden_size=content["target_hidden_size"],
             hidden_size=content["hidden_size"],
             num_heads=content["num_attention_heads"],
@@ -132,23 +154,30 @@ def _read_drafter(folder: Path) -> tuple[DrafterConfig, dict[str, Tensor], dict[
             rms_eps=float(content["rms_norm_eps"]),
             max_length=int(content["max_position_embeddings"]),
             rope=content["rope_parameters"],
+            **switches,
         )
     except (OSError, SafetensorError) as error:
         raise UserError(KEY, folder, f"model.safetensors cannot be read ({error})") from None
     except KeyError as error:
         raise UserError(KEY, folder, f"config.json lacks {error}") from None
+    except UserError as error:
+        raise UserError(KEY, folder, f"config.json has {error}") from None
     if config.max_length < 1:
         raise UserError(KEY, folder, f"config.json has max_position_embeddings={config.max_length}: export it again")
-    for key, meant in engine_config(config, written, torch.bfloat16).items():
+    padded = replace(config, layers=tuple(written))
+    for key, meant in engine_config(padded, written, torch.bfloat16).items():
         if key != "torch_dtype" and content.get(key) != meant:
             raise UserError(
                 KEY, folder, f"config.json has {key}={content.get(key)!r}, the drafter it describes has {meant!r}"
             )
-    _check_tensors(folder, config, tensors)
+    _check_tensors(folder, padded, tensors)
     if spare is not None:
         width, place = config.target_hidden_size, written.index(layers[0])
         tensors["fc.weight"] = tensors["fc.weight"][:, place * width : (place + 1) * width].contiguous()
-    return replace(config, layers=layers), tensors, card
+        if config.fc_norm:
+            kept, _ = tensors.pop(_NORM.format(place)), tensors.pop(_NORM.format(1 - place))
+            tensors[_NORM.format(0)] = kept
+    return config, tensors, card
 
 
 def _check_tensors(folder: Path, config: DrafterConfig, tensors: dict[str, Tensor]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from typing import Any
 
 import pytorch_lightning as pl
@@ -13,28 +14,41 @@ from specwave.artifacts import UserError
 from specwave.eagle.drafter import Eagle3Drafter
 from specwave.eagle.loss import Outcome, ttt_loss
 from specwave.eagle.options import Eagle3
-from specwave.eagle.tally import Tally, check_finite, columns
-from specwave.eagle.targets import TargetBatch, read_target
+from specwave.eagle.tally import Tally, columns, not_finite
+from specwave.eagle.targets import Online, Source, TargetBatch, read_target
+from specwave.eagle.watch import Watch
 
 
 class GroupTraining(pl.LightningModule):
     """`drafters` (name → drafter, one vocabulary map for all) learn from `target`, which is no submodule.
 
-    Losses add up, parameters are disjoint, and each drafter is clipped alone: a joint run equals single runs.
+    Losses add up, parameters are disjoint, and each drafter is clipped alone: a joint run equals single runs. Where a
+    loss or a gradient is not finite that drafter stops, its weights as they were, and the others go on.
     """
 
     def __init__(
-        self, target: Any, drafters: dict[str, Eagle3Drafter], options: Eagle3, max_steps: int, log_every: int
+        self,
+        target: Any,
+        drafters: dict[str, Eagle3Drafter],
+        options: Eagle3,
+        max_steps: int,
+        log_every: int,
+        source: Source | None = None,
+        watch: Watch | None = None,
     ):
+        """`source`: where the target's states come from; None: from the target itself. `watch` decodes with every
+        drafter at a validation."""
         super().__init__()
         self.target, self.options, self.max_steps, self.log_every = target, options, max_steps, log_every
         self.drafters = nn.ModuleDict(drafters)
         first = next(iter(drafters.values()))
         self.draft_ids, self.t2d = first.draft_ids.to(target.device), first.t2d.to(target.device)
-        self.wanted = sorted({target.num_layers - 1}.union(*(drafter.config.layers for drafter in drafters.values())))
-        self.facts = {"target": target.fingerprint, "groups": [list(d.config.layers) for d in drafters.values()]}
+        layers = [layer for drafter in drafters.values() for layer in drafter.config.layers]
+        self.source, self.watch = source or Online(target, layers), watch
+        self.facts = {"target": target.fingerprint, "groups": list(drafters)}
         self.tokens, self.seconds = 0, 0.0  # of all steps so far, those before a resume included
         self.validated: dict[str, Any] = {}  # step and, per drafter, the figures of the last validation
+        self.stopped: dict[str, str] = {}  # drafters that learn no more, and why
         self._tallies, self._norms, self._since, self._names = self._fresh(), dict[str, float](), (0, 0.0), list[str]()
 
     def _fresh(self) -> dict[str, Tally]:
@@ -46,13 +60,42 @@ class GroupTraining(pl.LightningModule):
     def read(self, batch: dict[str, Any]) -> TargetBatch:
         """The target's side of a batch, in the target's own precision."""
         with torch.no_grad(), torch.autocast(batch["ids"].device.type, enabled=False):
-            states = self.target.states(batch["ids"], self.wanted)
-            last, table, logits = states[self.target.num_layers - 1], self.target.embedding, self.target.logits
-            return read_target(batch["ids"], batch["answer"], states, last, table, logits, self.draft_ids, self.t2d)
+            states, last, logits = self.source.read(batch)
+            documents = batch.get("documents")
+            if documents is None and self.options.count_from == "eagle":  # its rule alone would count padding
+                place = torch.arange(batch["ids"].shape[1], device=batch["ids"].device)
+                lengths = torch.tensor(batch["lengths"], device=place.device)
+                documents = torch.where(place < lengths[:, None], 0, -1)
+            return read_target(
+                batch["ids"],
+                batch["answer"],
+                states,
+                last,
+                self.target.embedding,
+                logits,
+                self.draft_ids,
+                self.t2d,
+                count_from=self.options.count_from,
+                with_mass=self.options.loss == "lk",
+                documents_BT=documents,
+            )
 
     def _outcomes(self, batch: dict[str, Any]) -> dict[str, Outcome]:
-        read, steps, decay = self.read(batch), self.options.steps, self.options.decay
-        return {name: ttt_loss(drafter, read, steps, decay) for name, drafter in self.drafters.items()}  # type: ignore[arg-type]
+        read, options, outcomes = self.read(batch), self.options, {}
+        for name, drafter in self.drafters.items():
+            if self.training and name in self.stopped:
+                continue
+            outcomes[name] = ttt_loss(
+                drafter,  # type: ignore[arg-type]
+                read,
+                options.steps,
+                options.decay,
+                options.normaliser,
+                loss=options.loss,
+                count_from=options.count_from,
+                checkpointing=options.checkpointing,
+            )
+        return outcomes
 
     # ---------------------------------------------------------------- steps
 
@@ -60,18 +103,34 @@ class GroupTraining(pl.LightningModule):
         self._names, self._started = batch["names"], time.perf_counter()
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        outcomes = self._outcomes(batch)
-        for name, outcome in outcomes.items():
-            check_finite(outcome.loss, f"loss of {name}", self.global_step, batch["names"])
-            self._tallies[name].add(outcome)
+        losses = []
+        for name, outcome in self._outcomes(batch).items():
+            if self._finite(outcome.loss, "loss", name):
+                self._tallies[name].add(outcome)
+                losses.append(outcome.loss)
         self.tokens += batch["tokens"]
-        return torch.stack([outcome.loss for outcome in outcomes.values()]).sum()
+        return torch.stack(losses).sum()
+
+    def _finite(self, value: Tensor, what: str, name: str) -> bool:
+        """Stops the drafter where not; the run, where none is left."""
+        found = not_finite(value, f"{what} of {name}", self.global_step, self._names)
+        if found is None:
+            return True
+        self.stopped[name] = str(found)
+        if len(self.stopped) == len(self.drafters):
+            raise found
+        warnings.warn(f"{found}; the other drafters go on", stacklevel=2)
+        return False
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         for name, drafter in self.drafters.items():
+            if name in self.stopped:
+                continue
             norm = torch.nn.utils.clip_grad_norm_(drafter.parameters(), self.options.clip)
-            check_finite(norm, f"gradient of {name}", self.global_step, self._names)
-            self._norms[name] = float(norm)
+            if self._finite(norm, "gradient", name):
+                self._norms[name] = float(norm)
+            else:
+                drafter.zero_grad()  # to None: the optimiser passes over it
 
     def finish_step(self) -> None:
         """Time and, every `log_every` steps, a row of figures; called before a checkpoint of the step is taken."""
@@ -93,6 +152,10 @@ class GroupTraining(pl.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         self.validated = {"step": self.global_step, "figures": self._figures(self._held_out)}
+        if self.watch is not None:
+            for name, drafter in self.drafters.items():
+                tau = self.watch.tau(drafter)  # type: ignore[arg-type]
+                self.validated["figures"][name] |= {} if tau is None else {"tau": tau}
         self._log(columns(self.validated["figures"], "val_"))
 
     def _log(self, row: dict[str, float]) -> None:
@@ -109,7 +172,7 @@ class GroupTraining(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        kept = {key: getattr(self, key) for key in ("tokens", "seconds", "validated", "_since")}
+        kept = {key: getattr(self, key) for key in ("tokens", "seconds", "validated", "stopped", "_since")}
         checkpoint["specwave"] = self.facts | kept | {"tallies": {name: t.state() for name, t in self._tallies.items()}}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -117,7 +180,7 @@ class GroupTraining(pl.LightningModule):
         for key, mine in self.facts.items():
             if saved[key] != mine:
                 raise UserError("resume", "true", f"the checkpoint has the {key} {saved[key]}, this run {mine}")
-        for key in ("tokens", "seconds", "validated", "_since"):
+        for key in ("tokens", "seconds", "validated", "stopped", "_since"):
             setattr(self, key, saved[key])
         for name, tally in self._tallies.items():
             tally.restore(saved["tallies"][name])

@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass, field
 
 from specwave.artifacts import UserError
+from specwave.eagle.divergence import FORMS
+from specwave.eagle.loss import NORMALISERS
+from specwave.eagle.slots import COUNT_FROM
 
 STARTS = ("target", "random")
 EXPORTS = ("bfloat16", "float32")
@@ -16,7 +19,15 @@ class Eagle3:
     draft_vocab_size: int = 4096
     steps: int = 3
     decay: float = 0.8
+    loss: str = "cross_entropy"
+    count_from: str = "ours"
+    normaliser: str = "counted"
+    checkpointing: bool = False
     init: str = "target"
+    warm_start: str | None = None
+    fc_norm: bool = False
+    norm_output: bool = False
+    norm_before_fc: bool = False
     lr: float = 1.5e-3
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     weight_decay: float = 0.0
@@ -42,8 +53,13 @@ class Eagle3:
             refuse("betas", "two numbers in [0, 1)")
         if not self.weight_decay >= 0:
             refuse("weight_decay", "≥ 0")
+        for key, known in (("loss", tuple(FORMS)), ("count_from", COUNT_FROM), ("normaliser", NORMALISERS)):
+            if getattr(self, key) not in known:
+                refuse(key, f"one of {', '.join(known)}")
         if self.init not in STARTS:
             refuse("init", f"one of {', '.join(STARTS)}")
+        if self.fc_norm and self.norm_before_fc:
+            refuse("norm_before_fc", "false where drafter.fc_norm is true: one of the two scales the captured layers")
         if self.export_dtype not in EXPORTS:
             refuse("export_dtype", f"one of {', '.join(EXPORTS)}")
 

@@ -157,7 +157,7 @@ class Eagle3(BaseProposer):
         self.drafter = FrozenDrafter(drafter, target)
         self.target, self.levels, self.card = target, levels, card or {}
         self.layers = tuple(drafter.config.layers)
-        self.label = group_name(self.layers)
+        self.label = group_name(self.layers, drafter.config.switches)
         self.drafts: Drafts | None = None
         self.contexts: dict[int, Context] = {}  # by row, of the decoding that began last
         self.places: dict[int, int] = {}  # live rows: where each lies in the drafter's batch

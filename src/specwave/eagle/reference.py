@@ -50,6 +50,37 @@ def unrolled_logits(drafter: Eagle3Drafter, states: list[Tensor], embedding_TH: 
     return logits
 
 
+def counts(answer: list[bool], t: int, step: int, count_from: str) -> bool:
+    """Whether the loss of slot t of one document counts at a step, were every token in the draft vocabulary."""
+    if t + 1 + step >= len(answer):
+        return False
+    if count_from == "speculators":
+        return answer[t + 1 + step]
+    if count_from == "eagle":
+        return answer[t + step]
+    return t + step + 2 < len(answer) and all(answer[t + 1 : t + step + 3])
+
+
+def divergence(logits: Tensor, y: Tensor, names: list[int], loss: str) -> Tensor:
+    """Of one draft from the target's logits y [V], in nats."""
+    log_q, p = torch.log_softmax(logits, -1), torch.softmax(y[names], -1)
+    if loss == "lk":
+        return -torch.minimum(torch.softmax(y, -1)[names], log_q.exp()).sum().log()
+    cross_entropy = -(p * log_q).sum()
+    return cross_entropy + (p * p.log()).sum() if loss == "forward_kl" else cross_entropy
+
+
+def documents_of(numbers: list[int]) -> list[slice]:
+    """Runs of one number ≥ 0."""
+    found, start = [], 0
+    for end in range(1, len(numbers) + 1):
+        if end == len(numbers) or numbers[end] != numbers[start]:
+            if numbers[start] >= 0:
+                found.append(slice(start, end))
+            start = end
+    return found
+
+
 def ttt_loss_reference(
     drafter: Eagle3Drafter,
     ids_BT: Tensor,
@@ -59,33 +90,42 @@ def ttt_loss_reference(
     target_logits_BTV: Tensor,
     steps: int,
     decay: float = 0.8,
+    normaliser: str = "counted",
+    *,
+    loss: str = "cross_entropy",
+    count_from: str = "ours",
+    documents_BT: Tensor | None = None,
 ) -> Outcome:
-    """As `ttt_loss`, from the target's full logits; rows may be padded on the right (ℓ = 0 there)."""
-    rows, length = ids_BT.shape
+    """As `ttt_loss`, from the target's full logits, one document after the other.
+
+    Rows may be padded on the right (ℓ = 0 there; with `documents` a negative number).
+    """
     losses = [torch.zeros((), dtype=drafter.dtype) for _ in range(steps)]
-    counts, hits, slots = (torch.zeros(steps, dtype=torch.int64) for _ in range(3))
+    counted, hits, slots = (torch.zeros(steps, dtype=torch.int64) for _ in range(3))
     names = drafter.draft_ids.tolist()
-    for row in range(rows):
-        x, answer = ids_BT[row].tolist(), answer_BT[row].tolist()
-        captured = [states[layer][row] for layer in drafter.config.layers]
-        logits = unrolled_logits(drafter, captured, embedding[ids_BT[row]].to(drafter.dtype), steps)
-        for t in range(length):
+    numbers = torch.zeros_like(ids_BT) if documents_BT is None else documents_BT
+    spans = [(row, place) for row, run in enumerate(numbers.tolist()) for place in documents_of(run)]
+    for row, place in spans:
+        x, answer = ids_BT[row, place].tolist(), answer_BT[row, place].tolist()
+        captured = [states[layer][row, place] for layer in drafter.config.layers]
+        logits = unrolled_logits(drafter, captured, embedding[ids_BT[row, place]].to(drafter.dtype), steps)
+        for t in range(len(x)):
             reached = True  # every earlier draft of this chain was the data token
             for step in range(steps):
-                if t + step + 2 >= length or not all(answer[t + 1 : t + step + 3]):
+                if t + 1 + step >= len(x):
                     break
-                y = target_logits_BTV[row, t + 1 + step].to(drafter.dtype)
+                y = target_logits_BTV[row, place][t + 1 + step].to(drafter.dtype)
                 known = int(y.argmax()) in names
-                if known:
-                    log_q = torch.log_softmax(logits[step][t], -1)
-                    losses[step] = losses[step] - (torch.softmax(y[names], -1) * log_q).sum()
-                    counts[step] += 1
+                if known and counts(answer, t, step, count_from):
+                    losses[step] = losses[step] + divergence(logits[step][t], y, names, loss)
+                    counted[step] += 1
+                reached = reached and counts(answer, t, step, "ours")
                 if reached:
                     slots[step] += 1
                     reached = known and names[int(logits[step][t].argmax())] == x[t + step + 2]
                     hits[step] += int(reached)
-    loss = torch.zeros((), dtype=drafter.dtype)
+    total = torch.zeros((), dtype=drafter.dtype)
     for step in range(steps):
-        if counts[step]:
-            loss = loss + decay**step * losses[step] / counts[step]
-    return Outcome(loss, torch.stack(losses).detach(), counts, hits, slots)
+        if counted[step]:
+            total = total + decay**step * losses[step] / (counted[step] if normaliser == "counted" else ids_BT.numel())
+    return Outcome(total, torch.stack(losses).detach(), counted, hits, slots)

@@ -42,12 +42,13 @@ def columns(figures: Mapping[str, Mapping[str, float]], prefix: str = "") -> dic
     return {f"{name}/{prefix}{key}": value for name, found in figures.items() for key, value in found.items()}
 
 
-def check_finite(value: Tensor, what: str, step: int, samples: Sequence[str]) -> None:
-    """Stops the run before a NaN or an infinity reaches weights or a checkpoint."""
-    if not bool(torch.isfinite(value)):
-        raise UserError(
-            "training",
-            float(value.detach()),
-            f"the {what} is not finite at step {step} in the batch of {', '.join(samples)}; the last checkpoint is as "
-            "it was: lower drafter.lr, or look at these samples",
-        )
+def not_finite(value: Tensor, what: str, step: int, samples: Sequence[str]) -> UserError | None:
+    """What is to be said where the value is NaN or infinite, before it reaches weights or a checkpoint."""
+    if bool(torch.isfinite(value)):
+        return None
+    return UserError(
+        "training",
+        float(value.detach()),
+        f"the {what} is not finite at step {step} in the batch of {', '.join(samples)}; the last checkpoint is as "
+        "it was: lower drafter.lr, or look at these samples",
+    )

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from specwave.artifacts import UserError
+from specwave.data.sources import SHAREGPT, ULTRACHAT
 from specwave.layers.blocks import SCALES
 from specwave.layers.rows import Rows
 
@@ -111,32 +112,22 @@ class ShareGpt(Calibration):
     """`calibration=sharegpt`: the paper's set, from the hub or a local copy."""
 
     answers: Literal["regenerate", "given"] = "given"
-    path: str = "Aeala/ShareGPT_Vicuna_unfiltered"
-    split: str = "train"
+    path: str = SHAREGPT[0]
+    split: str = SHAREGPT[1]
 
     def source(self) -> list[Conversation]:
-        from specwave.data.sources import hub_conversations
+        from specwave.data.sources import hub_conversations, with_answers
 
         found = hub_conversations(self.path, self.split, "calibration.path")
-        return _with_answers(found) if self.answers == "given" else found
-
-
-def _with_answers(found: list[Conversation]) -> list[Conversation]:
-    """Without the few that public dumps hold unanswered. In a file of one's own they are refused: see `given`."""
-    answered = [one for one in found if any(role == "assistant" for role, _ in one.messages)]
-    if not 0 < len(answered) < len(found):
-        return found
-    missing = len(found) - len(answered)
-    warnings.warn(f"{missing} of {len(found)} conversations have no answer: passed over", stacklevel=3)
-    return answered
+        return with_answers(found) if self.answers == "given" else found
 
 
 @dataclass(frozen=True)
 class UltraChat(ShareGpt):
     """`calibration=ultrachat`: from the hub or a local copy."""
 
-    path: str = "HuggingFaceH4/ultrachat_200k"
-    split: str = "train_sft"
+    path: str = ULTRACHAT[0]
+    split: str = ULTRACHAT[1]
 
 
 HUBS = {"sharegpt": ShareGpt, "ultrachat": UltraChat}
@@ -159,7 +150,7 @@ class Mixed(Calibration):
             raise UserError("calibration.limit", "null", "a mixture needs the number of its conversations")
 
     def conversations(self) -> list[Conversation]:
-        from specwave.data.sources import builtin_conversations, hub_conversations, mix
+        from specwave.data.sources import builtin_conversations, hub_conversations, mix, with_answers
 
         parts = []
         for place, name in enumerate(self.sources):
@@ -168,7 +159,7 @@ class Mixed(Calibration):
                 parts.append(builtin_conversations())
             elif name in HUBS:
                 found = hub_conversations(HUBS[name].path, HUBS[name].split, key)
-                parts.append(_with_answers(found) if self.answers == "given" else found)
+                parts.append(with_answers(found) if self.answers == "given" else found)
             else:
                 parts.append(hub_conversations(name, "train", key))
         assert self.limit is not None

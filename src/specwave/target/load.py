@@ -17,7 +17,8 @@ from torch import Tensor
 
 from specwave.artifacts import UserError, conf_dir, reading
 from specwave.target.arch import Arch, read_arch
-from specwave.target.decoder import Block, attend_causal, rms_norm
+from specwave.target.decoder import Attend, Block, attend_causal, rms_norm
+from specwave.target.documents import attend_within, document_positions, document_spans
 from specwave.target.folder import local_folder, weight_files
 from specwave.target.identity import fingerprint, read_tokenizer
 from specwave.target.linear import FrozenLinear
@@ -163,15 +164,24 @@ class Target:
         return self.lm_head(rms_norm(hidden, self.final_norm, self.arch.rms_eps)).float()
 
     @torch.inference_mode()
-    def states(self, ids_BT: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
+    def states(self, ids_BT: Tensor, layers: Sequence[int], documents: Tensor | None = None) -> dict[int, Tensor]:
         """Outputs [B, T, D] of the blocks `layers` for whole sequences, padded on the right; no cache.
 
         Runs only up to the deepest wanted block. Block N−1's output is pre-norm, as `logits` takes it.
+
+        Args:
+            documents: int64 [B, T], where a row holds several behind each other: which of them a token is of (negative:
+                padding). Each is read as if it stood alone, from position 0. None: a row is one.
         """
         cos, sin = (table[: ids_BT.shape[1], None] for table in self.rope)
+        attend: Attend = attend_causal
+        if documents is not None:
+            places = document_positions(documents)
+            cos, sin = (table[places][:, :, None] for table in self.rope)
+            attend = attend_within(document_spans(documents))
         hidden, kept = self.embed(ids_BT), {}
         for layer in range(max(layers) + 1):
-            hidden = self.blocks[layer].mlp(self.blocks[layer].attention(hidden, cos, sin, attend_causal))
+            hidden = self.blocks[layer].mlp(self.blocks[layer].attention(hidden, cos, sin, attend))
             if layer in layers:
                 kept[layer] = hidden
         return kept

@@ -1,0 +1,91 @@
+"""The drafter folders of a training run: `drafters/` as they were when they validated best, `last/` as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specwave.artifacts import read_json
+from specwave.eagle.export import TargetFacts, add_pictures, write_drafter
+
+if TYPE_CHECKING:
+    from specwave.app.groups import Wanted
+    from specwave.eagle.module import GroupTraining
+
+BEST, LAST = "drafters", "last"
+
+
+class Exports:
+    """Writes drafters whole, at any time: a killed run leaves the last ones written.
+
+    Args:
+        data: facts of the training data, for the cards.
+        pictures: copied beside each drafter.
+        say: gets the warnings of serving, once.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        module: GroupTraining,
+        groups: Sequence[Wanted],
+        target: TargetFacts,
+        dtype: Any,
+        data: dict[str, Any],
+        pictures: Sequence[Path],
+        say: Callable[[str], None],
+    ):
+        self.folder, self.module, self.target, self.dtype = folder, module, target, dtype
+        self.groups = {wanted.name: wanted for wanted in groups}
+        self.data, self.pictures, self.say = data, pictures, say
+        self._said: set[str] = set()
+        self.best = {name: found for name in self.groups if (found := self._written(name)) is not None}
+
+    def _written(self, name: str) -> float | None:
+        """The τ̂ of a best drafter that an earlier attempt wrote."""
+        card = self.folder / BEST / name / "card.json"
+        training = read_json(card, "resume")["training"] if card.is_file() else {}
+        return training["validation"]["tau_hat"] if training.get("validated_at") == training.get("step", -1) else None
+
+    def saved(self) -> None:
+        """After a checkpoint: `last/`, and `drafters/` where nothing was validated yet."""
+        for name in self.groups:
+            self._write(LAST, name)
+            if name not in self.best:
+                self._write(BEST, name)
+
+    def validated(self) -> None:
+        """After a validation: `drafters/` where it is the best so far; of equal ones the later."""
+        for name, figures in self.module.validated["figures"].items():
+            if figures["tau_hat"] >= self.best.get(name, 0.0):
+                self.best[name] = figures["tau_hat"]
+                self._write(BEST, name)
+
+    def finish(self, curves: Sequence[Path]) -> None:
+        """Adds the pictures of the run to all of them."""
+        for kind in (BEST, LAST):
+            for name in self.groups:
+                add_pictures(self.folder / kind / name, curves)
+
+    def _write(self, kind: str, name: str) -> None:
+        module = self.module
+        training = {"rule": self.groups[name].rule, "step": module.global_step, "tokens": module.tokens}
+        training |= asdict(module.options) | self.groups[name].switches
+        figures = module.validated.get("figures", {}).get(name, {})
+        training |= {"validated_at": module.validated.get("step"), "validation": figures}
+        if name in module.stopped:
+            training["stopped"] = module.stopped[name]
+        warnings = write_drafter(
+            self.folder / kind / name,
+            module.drafters[name],  # type: ignore[arg-type]
+            self.target,
+            dtype=self.dtype,
+            data=self.data,
+            training=training,
+            pictures=self.pictures,
+        )
+        for warning in warnings if name not in self._said else ():
+            self.say(f"{name}: {warning}")
+        self._said.add(name)

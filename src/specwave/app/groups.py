@@ -1,0 +1,144 @@
+"""Which drafters a training run makes: groups of a selection and listed ones, each with the drafter's switches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specwave.artifacts import Selection, UserError, check_layers, group_name
+from specwave.eagle.drafter import SWITCHES, DrafterConfig, Eagle3Drafter
+from specwave.eagle.export import check_target, read_drafter
+from specwave.eagle.start import initialise
+from specwave.eagle.vocab import build_vocab_map, count_tokens
+
+if TYPE_CHECKING:
+    from specwave.app.train import TrainConfig
+    from specwave.eagle.samples import Prepared
+    from specwave.target import Target
+
+SHAPE = "a group is a list of layers, a rule's name, or one of these with switches: {layers: eagle3, fc_norm: true}"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One drafter to make, and the rule that chose its layers."""
+
+    layers: tuple[int, ...]
+    rule: str | None = None
+    switches: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of its folder and its figures."""
+        return group_name(self.layers, self.switches)
+
+
+def wanted_groups(config: TrainConfig, chosen: Selection | None, num_layers: int) -> list[Wanted]:
+    """Those of the selection first, each drafter once.
+
+    Raises:
+        UserError: a layer the model lacks, a layer twice, more layers than the model has, an unknown rule or switch.
+    """
+    usual = {key: getattr(config.drafter, key) for key in SWITCHES}
+    found: dict[str, Wanted] = {}
+
+    def add(wanted: Wanted) -> None:
+        found.setdefault(wanted.name, wanted)
+
+    if chosen is not None:
+        best = chosen.groups(config.top)
+        if len(best) < config.top:
+            raise UserError("top", config.top, f"the selection holds {len(best)} groups: ask for at most that many")
+        for layers in best:
+            add(Wanted(check_layers(layers, num_layers, "selection"), chosen.selector, usual))
+    groups = config.groups if config.groups is not None else [] if chosen is not None else ["eagle3"]
+    for place, entry in enumerate(groups):
+        key = f"groups[{place}]"
+        switches = dict(usual)
+        if isinstance(entry, dict):
+            own = {name: value for name, value in entry.items() if name != "layers"}
+            for name, value in own.items():
+                if name not in SWITCHES or not isinstance(value, bool):
+                    raise UserError(f"{key}.{name}", value, f"{SHAPE}; the switches are {', '.join(SWITCHES)}")
+            switches |= own
+            entry, key = entry.get("layers"), f"{key}.layers"
+        add(Wanted(*_layers(entry, num_layers, key), switches))
+    return list(found.values())
+
+
+def _layers(entry: Any, num_layers: int, key: str) -> tuple[tuple[int, ...], str | None]:
+    from specwave.layers.selectors import fixed_rule
+
+    if isinstance(entry, str):
+        return fixed_rule(entry, num_layers, key), entry
+    if not isinstance(entry, list):
+        raise UserError(key, entry, f"{SHAPE}, as in groups=[[2,15,27],eagle2]")
+    if len(entry) > num_layers:
+        raise UserError(key, entry, f"{len(entry)} layers are asked for, the model has {num_layers}")
+    return check_layers(entry, num_layers, key), None
+
+
+def read_selection(path: str, target: Target) -> tuple[Selection, list[Path]]:
+    """A selection made for this target, and its pictures."""
+    chosen = Selection.load(path)
+    if chosen.num_layers != target.num_layers or chosen.fingerprint != target.fingerprint:
+        raise UserError(
+            "selection",
+            path,
+            f"it was made for {chosen.model} ({chosen.num_layers} layers), this is {target.name} "
+            f"({target.num_layers}): select again for this model, or name the layers with groups=[[…]]",
+        )
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    return chosen, [folder / name for name in ("entropy.png", "cka.png") if (folder / name).is_file()]
+
+
+def drafter_configs(config: TrainConfig, target: Target, groups: Sequence[Wanted]) -> list[DrafterConfig]:
+    """What is to be built for each group; refuses what could not be exported."""
+    size = min(config.drafter.draft_vocab_size, target.vocab_size)
+    return [DrafterConfig.of_target(target.arch, wanted.layers, size, **wanted.switches) for wanted in groups]
+
+
+def check_warm_start(config: TrainConfig, target: Target, groups: Sequence[Wanted]) -> Any:
+    """(sizes, tensors) of the drafter to go on from, None without one.
+
+    Raises:
+        UserError: it is of another target, or none of the groups has its layers, switches and draft vocabulary.
+    """
+    path = config.drafter.warm_start
+    if path is None:
+        return None
+    try:
+        sizes, tensors, card = read_drafter(path)
+        check_target(sizes, card, target)
+    except UserError as error:
+        raise UserError("drafter.warm_start", error.value, error.remedy) from None
+    if sizes not in drafter_configs(config, target, groups):
+        name = group_name(sizes.layers, sizes.switches)
+        remedy = f"it is the drafter {name} of {sizes.draft_vocab_size} draft tokens, which this run does not train: "
+        raise UserError("drafter.warm_start", path, f"{remedy}name its layers in groups and set draft_vocab_size")
+    return sizes, tensors
+
+
+def make_drafters(
+    config: TrainConfig, target: Target, groups: Sequence[Wanted], data: Prepared, warm: Any = None
+) -> tuple[dict[str, Eagle3Drafter], float]:
+    """(name → drafter with its first weights, share of the answers' tokens that the draft vocabulary covers).
+
+    All share one draft vocabulary: the answers' most frequent tokens, or the one of `warm`, the drafter to go on from.
+    """
+    counts = count_tokens(((sample.ids, sample.answer) for sample in data.train), target.vocab_size)
+    if warm is None:
+        d2t, t2d = build_vocab_map(counts, min(config.drafter.draft_vocab_size, target.vocab_size))
+    else:
+        d2t, t2d = warm[1]["d2t"], warm[1]["t2d"]
+    drafters = {}
+    for wanted, described in zip(groups, drafter_configs(config, target, groups), strict=True):
+        drafter = Eagle3Drafter(described, d2t, t2d)
+        if warm is not None and described == warm[0]:
+            drafter.load_state_dict({name: warm[1][name].to(held) for name, held in drafter.state_dict().items()})
+        else:
+            initialise(drafter, target, config.drafter.init, config.seed)
+        drafters[wanted.name] = drafter
+    return drafters, float(counts[t2d].sum() / counts.sum())
