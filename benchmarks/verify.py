@@ -1,6 +1,6 @@
 """Every token against Hugging Face: plain decoding, eagle3 and coached trees, float32, greedy, built-in benchmark.
 
-    python benchmarks/verify.py [--checkpoint <drafter folder>] [--limit n] [--model smollm2_135m] [--thorough]
+    python benchmarks/verify.py [--checkpoint <drafter folder>] [--limit n] [--thorough] [--results parts.jsonl]
 
 The reference is `AutoModelForCausalLM.generate` on the same weights; logits of near-ties and their noise are measured
 on that model too. Every method must give its tokens. A divergence passes only as a near-tie, where the tokens' logits
@@ -10,14 +10,18 @@ acceptances, rejections in every place and trees are met whatever the drafter is
 
 `--thorough` adds the drafter's trees of 30 and 60, all of these in batches of four prompts, and *sampling*: drafts must
 not change a token that plain sampling with the same keyed noise draws (there the reference is our own plain decoding).
+Questions are looked at four by four; with `--results` what is finished is kept in that file and a stopped run goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,9 +30,9 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from specwave.artifacts import UserError
+from specwave.artifacts import UserError, append_line, drop_torn_line, read_jsonl, write_text
 from specwave.benchmark import Benchmark, Question
-from specwave.benchmark.exact import Comparison, Divergence, TargetScorer, compare
+from specwave.benchmark.exact import Divergence, TargetScorer, compare
 from specwave.data.conversations import builtin_training_prompts, prompt_ids
 from specwave.decoding import BaseProposer, Context, Sampling, Tree, generate
 from specwave.decoding.loop import GREEDY
@@ -37,6 +41,8 @@ from specwave.eagle.proposer import Eagle3, Eagle3Decoding
 from specwave.eagle.start import initialise
 from specwave.eagle.vocab import build_vocab_map
 from specwave.target import Target, load_target
+
+GROUP = 4  # turns that a batch decodes together
 
 
 class HuggingFace:
@@ -69,8 +75,18 @@ class HuggingFace:
 
 
 @dataclass
+class Case:
+    """A turn to decode, and what Hugging Face makes of it."""
+
+    question: Question
+    turn: int
+    ids: list[int]
+    expected: list[int]
+
+
+@dataclass
 class Tally:
-    """What one method did; `batch` prompts at a time, of which the first is looked at."""
+    """What one method did, `batch` cases at a time."""
 
     proposer: Any
     batch: int = 1
@@ -78,32 +94,32 @@ class Tally:
     tokens: int = 0
     rounds: int = 0
     turns: int = 0
-    near_ties: list[Divergence] = field(default_factory=list)
-    wrong: list[Divergence] = field(default_factory=list)
+    near_ties: int = 0
+    wrong: int = 0
 
-    def decode(self, target: Target, ids: Sequence[int], limit: int, others: Sequence[list[int]]) -> list[int]:
-        """New tokens of `ids`, decoded beside `batch` − 1 of the other prompts."""
-        prompts = [list(ids), *others[: self.batch - 1]]
-        made = generate(target, self.proposer, prompts, max_new_tokens=limit, sampling=self.sampling)
-        self.tokens, self.rounds = self.tokens + len(made.tokens[0]), self.rounds + len(made.accept_lengths[0])
-        return made.tokens[0]
+    def decode(self, target: Target, prompts: Sequence[list[int]], limit: int) -> Any:
+        """All rows draw with the noise of sequence 0, whatever they are decoded beside."""
+        options = {"max_new_tokens": limit, "sampling": self.sampling, "sequence_ids": [0] * len(prompts)}
+        return generate(target, self.proposer, list(prompts), **options)
 
-    def add(self, comparison: Comparison) -> None:
-        self.turns += 1
-        for divergence in comparison.divergences:
-            (self.near_ties if divergence.near_tie else self.wrong).append(divergence)
+    def add(self, counts: Sequence[int]) -> None:
+        """turns, tokens, rounds, near-ties, wrong ones"""
+        self.turns, self.tokens, self.rounds, self.near_ties, self.wrong = (
+            old + new
+            for old, new in zip((self.turns, self.tokens, self.rounds, self.near_ties, self.wrong), counts, strict=True)
+        )
 
 
 class Coached(BaseProposer):
     """Drafts a chain of what comes next in `text`, every third token wrong by chance, a random sibling beside each."""
 
     def __init__(self, levels: int, vocab: int):
-        self.levels, self.vocab, self.text = levels, vocab, list[int]()
+        self.levels, self.vocab, self.texts = levels, vocab, list[list[int]]()
         self.generator = torch.Generator().manual_seed(0)
 
     def propose_row(self, context: Context) -> Tree:
         done = len(context.tokens)
-        right = torch.tensor(self.text[done : done + self.levels], dtype=torch.int64)
+        right = torch.tensor(self.texts[context.row][done : done + self.levels], dtype=torch.int64)
         wrong, siblings = torch.randint(self.vocab, (2, len(right)), generator=self.generator)
         chain = torch.where(torch.rand(len(right), generator=self.generator) < 1 / 3, wrong, right)
         parents = torch.arange(len(right)) * 2 - 2  # drafts 0, 2, 4, … are the chain, 1, 3, 5, … the siblings
@@ -124,57 +140,99 @@ def untrained(target: Target, levels: int) -> Eagle3:
     return Eagle3(drafter, target, levels)
 
 
+def cases(
+    target: Target, reference: HuggingFace, questions: Sequence[Question], limit: int, done: int = 0
+) -> Iterator[Case]:
+    """Every turn of every question; the reference's own answers make the conversations. Of the first `done` turns
+    nobody asks what is expected: where no later turn hangs on one, it is left out."""
+    for question in questions:
+        messages: list[dict[str, str]] = []
+        for number, text in enumerate(question.turns):
+            messages.append({"role": "user", "content": text})
+            ids = prompt_ids(target, messages)
+            done -= 1
+            expected = reference.greedy(ids, limit) if done < 0 or len(question.turns) > 1 else []
+            yield Case(question, number, ids, expected)
+            answer = target.tokenizer.decode(expected, skip_special_tokens=True)
+            messages.append({"role": "assistant", "content": answer})
+
+
 def verify(
-    target: Target,
-    reference: HuggingFace,
-    tallies: dict[str, Tally],
-    questions: Sequence[Question],
-    limit: int,
-) -> None:
-    """Decodes every turn with every method; the reference's own answers make the conversations."""
-    others = [prompt_ids(target, [{"role": "user", "content": text}]) for _, _, text in builtin_training_prompts()[:3]]
+    target: Target, reference: HuggingFace, tallies: dict[str, Tally], group: Sequence[Case], limit: int
+) -> dict[str, list[int]]:
+    """Decodes a group of cases with every method: what is to be added to the tallies."""
     drawn = TargetScorer(target)
-    with tqdm(total=sum(len(question.turns) for question in questions), desc="turns", disable=None) as progress:
-        for question in questions:
-            messages: list[dict[str, str]] = []
-            for number, text in enumerate(question.turns):
-                messages.append({"role": "user", "content": text})
-                ids = prompt_ids(target, messages)
-                expected = reference.greedy(ids, limit)
-                plain = {
-                    sampling: generate(target, None, ids, max_new_tokens=limit, sampling=sampling).tokens
-                    for sampling in {tally.sampling for tally in tallies.values()} - {GREEDY}
-                }
-                for name, tally in tallies.items():
-                    own = plain.get(tally.sampling, expected)
-                    if isinstance(tally.proposer, Coached):
-                        tally.proposer.text = [*ids, *own]
+    wanted = {GREEDY: [case.expected for case in group]}
+    for sampling in {tally.sampling for tally in tallies.values()} - {GREEDY}:
+        plain = Tally(None, sampling=sampling)
+        wanted[sampling] = [plain.decode(target, [case.ids], limit).tokens[0] for case in group]
+    found = {}
+    for name, tally in tallies.items():
+        found[name] = [0] * 5
+        for start in range(0, len(group), tally.batch):
+            some = group[start : start + tally.batch]
+            expected = wanted[tally.sampling][start : start + tally.batch]
+            prompts = [case.ids for case in some]
+            if isinstance(tally.proposer, Coached):
+                tally.proposer.texts = [[*ids, *own] for ids, own in zip(prompts, expected, strict=True)]
+            made = tally.decode(target, prompts, limit)
+            for row, case in enumerate(some):
 
-                    def again(ids: list[int], limit: int, tally: Tally = tally, beside: Any = others) -> list[int]:
-                        silent = Tally(tally.proposer, tally.batch, tally.sampling)
-                        return silent.decode(target, ids, limit, beside)
+                def again(
+                    ids: list[int], limit: int, tally: Tally = tally, prompts: Any = prompts, row: int = row
+                ) -> list[int]:
+                    beside = [*prompts[:row], ids, *prompts[row + 1 :]]
+                    return tally.decode(target, beside, limit).tokens[row]
 
-                    made = tally.decode(target, ids, limit, others)
-                    scorer = reference if tally.sampling.greedy else drawn
-                    comparison = compare(
-                        ids, own, made, scorer=scorer, again=again, max_new_tokens=limit, sampling=tally.sampling
-                    )
-                    tally.add(comparison)
-                    for found in comparison.divergences:
-                        tqdm.write(describe(target, name, question, number, found))
-                others = [ids, *others[:2]]
-                answer = target.tokenizer.decode(expected, skip_special_tokens=True)
-                messages.append({"role": "assistant", "content": answer})
-                progress.update()
+                comparison = compare(
+                    case.ids,
+                    expected[row],
+                    made.tokens[row],
+                    scorer=reference if tally.sampling.greedy else drawn,
+                    again=again,
+                    max_new_tokens=limit,
+                    sampling=tally.sampling,
+                )
+                for each in comparison.divergences:
+                    tqdm.write(describe(target, name, case, each))
+                ties, every = len(comparison.near_ties), len(comparison.divergences)
+                new = (1, len(made.tokens[row]), len(made.accept_lengths[row]), ties, every - ties)
+                found[name] = [old + more for old, more in zip(found[name], new, strict=True)]
+    return found
 
 
-def describe(target: Target, name: str, question: Question, turn: int, found: Divergence) -> str:
+class Results:
+    """Finished groups of cases, a JSON line each; in a file they outlive the run.
+
+    Raises:
+        UserError: the file is of another run.
+    """
+
+    def __init__(self, path: str | None, facts: dict[str, Any]):
+        self.path, self.rows = None if path is None else Path(path), list[dict[str, list[int]]]()
+        if self.path is not None and self.path.exists():
+            drop_torn_line(self.path)
+            lines = [row for _, row in read_jsonl(self.path, "--results")]
+            if lines and lines[0] != facts:
+                raise UserError("--results", path, f"it is of another run ({lines[0]}): name another file")
+            self.rows = lines[1:]
+        if self.path is not None and not self.rows:
+            write_text(self.path, json.dumps(facts) + "\n")
+
+    def add(self, row: dict[str, list[int]]) -> None:
+        self.rows.append(row)
+        if self.path is not None:
+            with open(self.path, "a", encoding="utf-8") as stream:
+                append_line(stream, row)
+
+
+def describe(target: Target, name: str, case: Case, found: Divergence) -> str:
     def token(value: int | None) -> str:
         return "the end" if value is None else repr(target.tokenizer.decode([value]))
 
     gap = "" if found.gap is None else f", gap {found.gap:.2e} (top two {found.top2_gap:.2e})"
     kind = "near-tie" if found.near_tie else "DIVERGENCE"
-    place = f"question {question.id}, turn {turn + 1}, token {found.position}"
+    place = f"question {case.question.id}, turn {case.turn + 1}, token {found.position}"
     words = f"{token(found.candidate)} for {token(found.reference)}"
     return f"{kind}: {name}, {place}: {words}{gap}, noise {found.noise:.2e}"
 
@@ -189,6 +247,7 @@ def main() -> int:
     parser.add_argument("--benchmark", help="a question file of Spec-Bench's schema instead of the built-in benchmark")
     parser.add_argument("--first-turns", action="store_true", help="leave out what follows a question's first turn")
     parser.add_argument("--thorough", action="store_true", help="trees, batches and sampling too")
+    parser.add_argument("--results", help="a .jsonl file that keeps what is finished; a stopped run goes on there")
     options = parser.parse_args()
     questions = Benchmark(options.benchmark).questions(options.limit)
     if options.first_turns:
@@ -212,21 +271,35 @@ def main() -> int:
         sampling = Sampling(temperature=0.8, top_p=0.95, repetition_penalty=1.1, seed=0)
         tallies |= {f"eagle3, tree of {total}": Tally(tree) for total, tree in trees.items()}
         tallies |= {
-            "plain, batch of 4": Tally(None, 4),
-            "eagle3, batch of 4": Tally(drafter, 4),
-            "eagle3, tree of 30, batch of 4": Tally(trees[30], 4),
+            "plain, batch of 4": Tally(None, GROUP),
+            "eagle3, batch of 4": Tally(drafter, GROUP),
+            "eagle3, tree of 30, batch of 4": Tally(trees[30], GROUP),
+            "eagle3, tree of 60, batch of 4": Tally(trees[60], GROUP),
             "sampled eagle3": Tally(drafter, sampling=sampling),
             "sampled coached": Tally(Coached(4, target.vocab_size), sampling=sampling),
             "sampled eagle3, tree of 30": Tally(trees[30], sampling=sampling),
-            "sampled eagle3, tree of 60, batch of 4": Tally(trees[60], 4, sampling),
+            "sampled eagle3, tree of 60, batch of 4": Tally(trees[60], GROUP, sampling),
         }
-    verify(target, reference, tallies, questions, options.max_new_tokens)
+    facts = {key: value for key, value in vars(options).items() if key != "results"}
+    results = Results(options.results, facts | {"target": target.fingerprint, "torch": torch.__version__})
+    every = cases(target, reference, questions, options.max_new_tokens, GROUP * len(results.rows))
+    with tqdm(total=sum(len(question.turns) for question in questions), desc="turns", disable=None) as progress:
+        for number in itertools.count():
+            group = list(itertools.islice(every, GROUP))
+            if not group:
+                break
+            if number >= len(results.rows):
+                results.add(verify(target, reference, tallies, group, options.max_new_tokens))
+            progress.update(len(group))
+    for row in results.rows:
+        for name, counts in row.items():
+            tallies[name].add(counts)
     for name, tally in tallies.items():
         print(
             f"{name}: {tally.turns} turns, {tally.tokens} tokens, τ {tally.tokens / tally.rounds:.3f}; "
-            f"{len(tally.near_ties)} near-ties, {len(tally.wrong)} divergences"
+            f"{tally.near_ties} near-ties, {tally.wrong} divergences"
         )
-    wrong = sum(len(tally.wrong) for tally in tallies.values())
+    wrong = sum(tally.wrong for tally in tallies.values())
     print("every token is Hugging Face's (near-ties listed above)" if not wrong else f"{wrong} outputs differ")
     return 1 if wrong else 0
 
@@ -235,4 +308,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except UserError as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

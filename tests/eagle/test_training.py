@@ -232,6 +232,22 @@ def test_killed_at_five_random_steps_and_resumed(family_folders, tmp_path, seed)
     assert figures[0] == figures[1]
 
 
+def test_a_training_in_parts_is_the_training(joint, family_folders, tmp_path):
+    """Every part ends after its first step; the last one finishes."""
+    trainer = TrainerConfig(max_steps=6, save_every=4, validate_every=4, log_every=2, minutes=1e-9)
+    said = []
+    while not any("written:" in line for line in said):
+        assert len(said) < 6
+        run = run_in(tmp_path, resume=True)
+        main(a_config(family_folders, groups=[[2, 4, 5], "eagle2", [0, 3]], trainer=trainer), run)
+        said.append("\n".join(run.said))
+    assert "stopped after 1e-09 minutes at step 5 of 6: go on with resume=true" in said[4]
+    for kind in ("drafters", "last"):
+        for name in ("L2-4-5", "L7", "L0-3"):
+            files = [folder / kind / name / "model.safetensors" for folder in (joint.folder, tmp_path)]
+            assert files[0].read_bytes() == files[1].read_bytes(), (kind, name)
+
+
 def test_an_interruption_stays_one(family_folders, tmp_path, monkeypatch):
     """Lightning turns Ctrl-C into exit code 1, and a sweep would go on to its next job."""
 

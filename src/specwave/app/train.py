@@ -138,11 +138,18 @@ def main(config: TrainConfig, run: Run) -> None:
     going_on = run.resume and last.is_file()
     step = last_step(last) if going_on else 0
     logger = open_logger(config.logger, run.folder, step)
-    keeper = Keeper(last, trains.save_every, module.finish_step, exports.saved, exports.validated)
+    keeper = Keeper(last, trains.save_every, module.finish_step, exports.saved, exports.validated, trains.minutes)
     callbacks = [keeper, Progress(describe)]
     trainer = trains.build(target.dtype, logger, callbacks)
     loaders = DrafterData(data, config.data.batch_size, config.seed)
     fit(trainer, module, datamodule=loaders, ckpt_path=str(last) if going_on else None, weights_only=True)
+    if not keeper.in_time:
+        run.note(tokens=module.tokens, steps=trainer.global_step)
+        run.say(
+            f"stopped after {trains.minutes:g} minutes at step {trainer.global_step} of {trains.max_steps}: go on with "
+            f"resume=true hydra.run.dir={run.folder}"
+        )
+        return
     if module.validated.get("step") != trainer.global_step:
         trainer.validate(module, datamodule=loaders, verbose=False)
     logger.finalize("success")

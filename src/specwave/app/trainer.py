@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import pickle
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class TrainerConfig:
     validate_every: int = 100
     log_every: int = 10
     decode: int = 4
+    minutes: float | None = None
 
     def __post_init__(self) -> None:
         for key in ("devices", "max_steps", "save_every", "validate_every", "log_every"):
@@ -43,6 +45,8 @@ class TrainerConfig:
                 raise UserError(f"trainer.{key}", getattr(self, key), "must be ≥ 1")
         if self.decode < 0:
             raise UserError("trainer.decode", self.decode, "must be ≥ 0, which is none")
+        if self.minutes is not None and not 0 < self.minutes < float("inf"):
+            raise UserError("trainer.minutes", self.minutes, "must be > 0, or null for no limit")
         for key, known in (("accelerator", ACCELERATORS), ("precision", PRECISIONS)):
             if getattr(self, key) not in known:
                 raise UserError(f"trainer.{key}", getattr(self, key), f"must be one of {', '.join(known)}")
@@ -96,7 +100,7 @@ class AtomicCheckpoints(TorchCheckpointIO):
 
 class Keeper(pl.Callback):
     """Calls `stepped()` after every step; every n steps and after the last one writes `last.ckpt` and calls `saved()`;
-    calls `validated()` after a validation.
+    calls `validated()` after a validation. After so many minutes it saves and ends the attempt: `in_time` is False.
 
     Callbacks come before the module's own hooks: what belongs to a step and into its checkpoint goes into `stepped`.
     """
@@ -108,17 +112,24 @@ class Keeper(pl.Callback):
         stepped: Callable[[], None],
         saved: Callable[[], None],
         validated: Callable[[], None],
+        minutes: float | None = None,
     ):
         self.path, self.every, self.stepped, self.saved, self.validated = path, every, stepped, saved, validated
-
-    def on_validation_end(self, *_: Any) -> None:
-        self.validated()
+        self.end = None if minutes is None else time.monotonic() + 60 * minutes
+        self.in_time = True
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self.stepped()
-        if trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps:
+        last = trainer.global_step == trainer.max_steps
+        if self.end is not None and time.monotonic() > self.end and not last:
+            self.in_time = False
+            trainer.should_stop = True
+        if trainer.global_step % self.every == 0 or last or not self.in_time:
             trainer.save_checkpoint(self.path, weights_only=False)
             self.saved()
+
+    def on_validation_end(self, *_: Any) -> None:
+        self.validated()
 
 
 class Progress(pl.Callback):
