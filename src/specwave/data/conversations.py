@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -69,8 +70,9 @@ class Sample:
 class Samples(Sequence[Sample]):
     """Samples that are made when they are asked for: a subclass says how many there are and makes one."""
 
+    @abstractmethod
     def at(self, place: int) -> Sample:
-        raise NotImplementedError
+        """The sample of this number, 0 … len − 1."""
 
     @overload
     def __getitem__(self, place: int) -> Sample: ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -121,7 +122,7 @@ def _order(name: str) -> bytes:
 
 
 @dataclass
-class TrainingData:
+class TrainingData(ABC):
     """The keys of every data set."""
 
     max_length: int = 2048
@@ -144,13 +145,13 @@ class TrainingData:
             if value is not None and value < floor:
                 raise UserError(f"data.{key}", value, f"must be ≥ {floor}")
 
+    @abstractmethod
     def conversations(self) -> list[Conversation]:
         """Those that are used, as they were given."""
-        raise NotImplementedError
 
+    @abstractmethod
     def samples(self, target: Target, notes: list[str], origin: dict[str, Any]) -> Sequence[Sample]:
         """Token ids and masks; what was done for them goes into `notes`, facts for the card into `origin`."""
-        raise NotImplementedError
 
     def prepared(self, target: Target) -> Prepared:
         """The samples for this target, cut to `max_length`, checked and split."""
