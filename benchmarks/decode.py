@@ -4,7 +4,8 @@
 
 Every method decodes the same first turns of the built-in benchmark; the order rotates from question to question, so
 that a machine that slows down slows all of them. Quiet machine, medians over repetitions; prints a table, batches of
-several prompts, T(k), what batch-invariant decoding costs, and where the milliseconds of a round go.
+several prompts, T(k), a token behind up to 4,096 others, what batch-invariant decoding costs, and where the
+milliseconds of a round go.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ def main() -> None:
         print(f"{name:<28} {middle:9.1f} {min(found):7.1f} {max(found):7.1f} {middle / base:6.2f}")
     print_batches(target, drafters, prompts, arguments)
     print_row_cost(target)
+    print_context_cost(target)
     print_round(target, drafters, prompts, arguments.new_tokens)
 
 
@@ -156,7 +158,23 @@ def print_row_cost(target) -> None:
             print(f"batch-invariant against not, behind {context} tokens: {ratios}")
 
 
+def print_context_cost(target) -> None:
+    """Milliseconds of a token behind a growing context, beside the straight line through them."""
+    lengths = [length for length in CONTEXTS if length < target.max_length]
+    session, found = target.session(1, lengths[-1] + 1), []
+    for done, length in zip([0, *lengths], lengths, strict=False):
+        for _ in range(done, length, 256):
+            session.forward(torch.randint(0, target.vocab_size, (1, 256)), logits=None)
+            session.advance([256])
+        found.append(_median_ms(session, target, 1))
+    slope, base = statistics.linear_regression(lengths, found)
+    off = max(abs(each / (base + slope * length) - 1) for length, each in zip(lengths, found, strict=True))
+    times = ", ".join(f"{length}: {each:.1f} ms" for length, each in zip(lengths, found, strict=True))
+    print(f"a token behind {times}; {base:.1f} ms + {1000 * slope:.2f} ms per 1,000 tokens, off by {100 * off:.0f} %")
+
+
 ROWS = (1, 2, 4, 8, 16, 32, 64)
+CONTEXTS = (256, 512, 1024, 1536, 2048, 3072, 4096)
 
 
 def _median_ms(session, target, k: int) -> float:

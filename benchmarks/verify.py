@@ -1,6 +1,7 @@
 """Every token against Hugging Face: plain decoding, eagle3 and coached trees, float32, greedy, built-in benchmark.
 
     python benchmarks/verify.py [--checkpoint <drafter folder>] [--limit n] [--thorough] [--results parts.jsonl]
+        [--workers 2]
 
 The reference is `AutoModelForCausalLM.generate` on the same weights; logits of near-ties and their noise are measured
 on that model too. Every method must give its tokens. A divergence passes only as a near-tie, where the tokens' logits
@@ -10,16 +11,20 @@ acceptances, rejections in every place and trees are met whatever the drafter is
 
 `--thorough` adds the drafter's trees of 30 and 60, all of these in batches of four prompts, and *sampling*: drafts must
 not change a token that plain sampling with the same keyed noise draws (there the reference is our own plain decoding).
-Questions are looked at four by four; with `--results` what is finished is kept in that file and a stopped run goes on.
+Questions are looked at four by four, by as many processes as `--workers` says, which share the cores; with `--results`
+what is finished is kept in that file and a stopped run goes on.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import functools
 import json
+import multiprocessing
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +47,7 @@ from specwave.eagle.start import initialise
 from specwave.eagle.vocab import build_vocab_map
 from specwave.target import Target, load_target
 
-GROUP = 4  # turns that a batch decodes together
+GROUP = 4  # questions that are looked at, and turns that a batch decodes, together
 
 
 class HuggingFace:
@@ -140,27 +145,29 @@ def untrained(target: Target, levels: int) -> Eagle3:
     return Eagle3(drafter, target, levels)
 
 
-def cases(
-    target: Target, reference: HuggingFace, questions: Sequence[Question], limit: int, done: int = 0
-) -> Iterator[Case]:
-    """Every turn of every question; the reference's own answers make the conversations. Of the first `done` turns
-    nobody asks what is expected: where no later turn hangs on one, it is left out."""
-    for question in questions:
-        messages: list[dict[str, str]] = []
-        for number, text in enumerate(question.turns):
-            messages.append({"role": "user", "content": text})
-            ids = prompt_ids(target, messages)
-            done -= 1
-            expected = reference.greedy(ids, limit) if done < 0 or len(question.turns) > 1 else []
-            yield Case(question, number, ids, expected)
-            answer = target.tokenizer.decode(expected, skip_special_tokens=True)
-            messages.append({"role": "assistant", "content": answer})
+def cases(target: Target, reference: HuggingFace, questions: Sequence[Question], limit: int) -> Iterator[list[Case]]:
+    """The first turns of the questions, then their second ones, …; the reference's answers make the conversations."""
+    talks: dict[int, list[dict[str, str]]] = {number: [] for number in range(len(questions))}
+    for turn in range(max(len(question.turns) for question in questions)):
+        found = []
+        for number, question in enumerate(questions):
+            if turn >= len(question.turns):
+                continue
+            talks[number].append({"role": "user", "content": question.turns[turn]})
+            ids = prompt_ids(target, talks[number])
+            expected = reference.greedy(ids, limit)
+            talks[number].append(
+                {"role": "assistant", "content": target.tokenizer.decode(expected, skip_special_tokens=True)}
+            )
+            found.append(Case(question, turn, ids, expected))
+        yield found
 
 
 def verify(
     target: Target, reference: HuggingFace, tallies: dict[str, Tally], group: Sequence[Case], limit: int
-) -> dict[str, list[int]]:
-    """Decodes a group of cases with every method: what is to be added to the tallies."""
+) -> tuple[dict[str, list[int]], list[str]]:
+    """Decodes a group of cases with every method: (what is to be added to the tallies, a line per divergence)."""
+    lines = list[str]()
     drawn = TargetScorer(target)
     wanted = {GREEDY: [case.expected for case in group]}
     for sampling in {tally.sampling for tally in tallies.values()} - {GREEDY}:
@@ -194,33 +201,33 @@ def verify(
                     sampling=tally.sampling,
                 )
                 for each in comparison.divergences:
-                    tqdm.write(describe(target, name, case, each))
+                    lines.append(describe(target, name, case, each))
                 ties, every = len(comparison.near_ties), len(comparison.divergences)
                 new = (1, len(made.tokens[row]), len(made.accept_lengths[row]), ties, every - ties)
                 found[name] = [old + more for old, more in zip(found[name], new, strict=True)]
-    return found
+    return found, lines
 
 
 class Results:
-    """Finished groups of cases, a JSON line each; in a file they outlive the run.
+    """What was found of each group of questions, a JSON line each; in a file it outlives the run.
 
     Raises:
         UserError: the file is of another run.
     """
 
     def __init__(self, path: str | None, facts: dict[str, Any]):
-        self.path, self.rows = None if path is None else Path(path), list[dict[str, list[int]]]()
+        self.path, self.found = None if path is None else Path(path), dict[int, Any]()
         if self.path is not None and self.path.exists():
             drop_torn_line(self.path)
-            lines = [row for _, row in read_jsonl(self.path, "--results")]
-            if lines and lines[0] != facts:
-                raise UserError("--results", path, f"it is of another run ({lines[0]}): name another file")
-            self.rows = lines[1:]
-        if self.path is not None and not self.rows:
+            rows = [row for _, row in read_jsonl(self.path, "--results")]
+            if rows and rows[0] != facts:
+                raise UserError("--results", path, f"it is of another run ({rows[0]}): name another file")
+            self.found = {row["group"]: row for row in rows[1:]}
+        if self.path is not None and not self.found:
             write_text(self.path, json.dumps(facts) + "\n")
 
-    def add(self, row: dict[str, list[int]]) -> None:
-        self.rows.append(row)
+    def add(self, row: dict[str, Any]) -> None:
+        self.found[row["group"]] = row
         if self.path is not None:
             with open(self.path, "a", encoding="utf-8") as stream:
                 append_line(stream, row)
@@ -237,6 +244,65 @@ def describe(target: Target, name: str, case: Case, found: Divergence) -> str:
     return f"{kind}: {name}, {place}: {words}{gap}, noise {found.noise:.2e}"
 
 
+def questions_of(options: argparse.Namespace) -> list[list[Question]]:
+    """The questions, in groups that are looked at together."""
+    questions = Benchmark(options.benchmark).questions(options.limit)
+    if options.first_turns:
+        questions = [replace(question, turns=question.turns[:1]) for question in questions]
+    return [questions[start : start + GROUP] for start in range(0, len(questions), GROUP)]
+
+
+def methods_of(target: Target, options: argparse.Namespace) -> dict[str, Tally]:
+    if options.checkpoint:
+        drafter = Eagle3Decoding(options.levels).build(target, options.checkpoint)
+    else:
+        drafter = untrained(target, options.levels)
+    tallies = {
+        "plain": Tally(None),
+        "eagle3": Tally(drafter),
+        "coached": Tally(Coached(4, target.vocab_size)),
+    }
+    if not options.thorough:
+        return tallies
+    trees = {total: Eagle3(drafter.drafter, target, levels=6, top_k=10, total_token=total) for total in (30, 60)}
+    sampling = Sampling(temperature=0.8, top_p=0.95, repetition_penalty=1.1, seed=0)
+    tallies |= {f"eagle3, tree of {total}": Tally(tree) for total, tree in trees.items()}
+    return tallies | {
+        "plain, batch of 4": Tally(None, GROUP),
+        "eagle3, batch of 4": Tally(drafter, GROUP),
+        "eagle3, tree of 30, batch of 4": Tally(trees[30], GROUP),
+        "eagle3, tree of 60, batch of 4": Tally(trees[60], GROUP),
+        "sampled eagle3": Tally(drafter, sampling=sampling),
+        "sampled coached": Tally(Coached(4, target.vocab_size), sampling=sampling),
+        "sampled eagle3, tree of 30": Tally(trees[30], sampling=sampling),
+        "sampled eagle3, tree of 60, batch of 4": Tally(trees[60], GROUP, sampling),
+    }
+
+
+@functools.cache
+def loaded(model: str) -> tuple[Target, HuggingFace]:
+    """Once per process."""
+    disable_progress_bar()
+    target = load_target(model, dtype="float32", device="cpu")
+    return target, HuggingFace(target.folder)
+
+
+def look_at(number: int, questions: list[Question], options: argparse.Namespace) -> dict[str, Any]:
+    """What was found of one group of questions: a row of `Results`."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.workers))
+    target, reference = loaded(options.model)
+    tallies, lines = methods_of(target, options), list[str]()
+    for turns in cases(target, reference, questions, options.max_new_tokens):
+        found, divergences = verify(target, reference, tallies, turns, options.max_new_tokens)
+        lines += divergences
+        for name, counts in found.items():
+            tallies[name].add(counts)
+    counts = {
+        name: [tally.turns, tally.tokens, tally.rounds, tally.near_ties, tally.wrong] for name, tally in tallies.items()
+    }
+    return {"group": number, "counts": counts, "divergences": lines}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2_135m", help="name of a conf/model file, hub id or folder")
@@ -248,51 +314,33 @@ def main() -> int:
     parser.add_argument("--first-turns", action="store_true", help="leave out what follows a question's first turn")
     parser.add_argument("--thorough", action="store_true", help="trees, batches and sampling too")
     parser.add_argument("--results", help="a .jsonl file that keeps what is finished; a stopped run goes on there")
+    parser.add_argument("--workers", type=int, default=1, help="processes that share the cores and the questions")
     options = parser.parse_args()
-    questions = Benchmark(options.benchmark).questions(options.limit)
-    if options.first_turns:
-        questions = [replace(question, turns=question.turns[:1]) for question in questions]
-    disable_progress_bar()
+    if options.workers < 1:
+        raise UserError("--workers", options.workers, "must be at least 1")
+    groups = questions_of(options)
     target = load_target(options.model, dtype="float32", device="cpu")
-    reference = HuggingFace(target.folder)
-    if options.checkpoint:
-        drafter, source = Eagle3Decoding(options.levels).build(target, options.checkpoint), options.checkpoint
-    else:
-        drafter, source = untrained(target, options.levels), "untrained, started from the target's last block"
+    tallies = methods_of(target, options)  # or a complaint about the checkpoint
+    source = options.checkpoint or "untrained, started from the target's last block"
     print(f"{target.name} in float32 against Hugging Face generate; drafter of eagle3: {source}")
-    print(f"{len(questions)} questions, up to {options.max_new_tokens} tokens a turn, greedy")
-    tallies = {
-        "plain": Tally(None),
-        "eagle3": Tally(drafter),
-        "coached": Tally(Coached(4, target.vocab_size)),
-    }
-    if options.thorough:
-        trees = {total: Eagle3(drafter.drafter, target, levels=6, top_k=10, total_token=total) for total in (30, 60)}
-        sampling = Sampling(temperature=0.8, top_p=0.95, repetition_penalty=1.1, seed=0)
-        tallies |= {f"eagle3, tree of {total}": Tally(tree) for total, tree in trees.items()}
-        tallies |= {
-            "plain, batch of 4": Tally(None, GROUP),
-            "eagle3, batch of 4": Tally(drafter, GROUP),
-            "eagle3, tree of 30, batch of 4": Tally(trees[30], GROUP),
-            "eagle3, tree of 60, batch of 4": Tally(trees[60], GROUP),
-            "sampled eagle3": Tally(drafter, sampling=sampling),
-            "sampled coached": Tally(Coached(4, target.vocab_size), sampling=sampling),
-            "sampled eagle3, tree of 30": Tally(trees[30], sampling=sampling),
-            "sampled eagle3, tree of 60, batch of 4": Tally(trees[60], GROUP, sampling),
-        }
-    facts = {key: value for key, value in vars(options).items() if key != "results"}
+    print(f"{sum(map(len, groups))} questions, up to {options.max_new_tokens} tokens a turn, greedy")
+    facts = {key: value for key, value in vars(options).items() if key not in ("results", "workers")}
     results = Results(options.results, facts | {"target": target.fingerprint, "torch": torch.__version__})
-    every = cases(target, reference, questions, options.max_new_tokens, GROUP * len(results.rows))
-    with tqdm(total=sum(len(question.turns) for question in questions), desc="turns", disable=None) as progress:
-        for number in itertools.count():
-            group = list(itertools.islice(every, GROUP))
-            if not group:
-                break
-            if number >= len(results.rows):
-                results.add(verify(target, reference, tallies, group, options.max_new_tokens))
-            progress.update(len(group))
-    for row in results.rows:
-        for name, counts in row.items():
+    del target
+    waiting = [number for number in range(len(groups)) if number not in results.found]
+    work = functools.partial(look_at, options=options)
+    # Spawned: a fork of a process whose thread pool has started hangs.
+    with (
+        ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as pool,
+        tqdm(total=len(groups), initial=len(results.found), desc="groups of questions", disable=None) as progress,
+    ):
+        for row in pool.map(work, waiting, [groups[number] for number in waiting]):
+            results.add(row)
+            for line in row["divergences"]:
+                tqdm.write(line)
+            progress.update()
+    for row in results.found.values():
+        for name, counts in row["counts"].items():
             tallies[name].add(counts)
     for name, tally in tallies.items():
         print(
@@ -300,7 +348,8 @@ def main() -> int:
             f"{tally.near_ties} near-ties, {tally.wrong} divergences"
         )
     wrong = sum(tally.wrong for tally in tallies.values())
-    print("every token is Hugging Face's (near-ties listed above)" if not wrong else f"{wrong} outputs differ")
+    ties = "near-ties listed" if any(tally.near_ties for tally in tallies.values()) else "no near-ties"
+    print(f"every token is Hugging Face's ({ties})" if not wrong else f"{wrong} outputs differ")
     return 1 if wrong else 0
 
 

@@ -249,6 +249,19 @@ def test_a_sweep_started_again_runs_only_what_is_left(toy, run_toy):
     assert record("all/0")["config"]["part"]["m"] == 2
 
 
+def test_a_job_that_stopped_before_its_end_goes_on(toy, run_toy):
+    def part(config, run):
+        toy.CALLS.append((config, run))
+        run.status = "stopped" if not run.resume and config.part.m == 3 else "finished"
+
+    toy_main, toy.main = toy.main, part
+    codes = [run_toy("-m", "part.m=2,3", "hydra.sweep.dir=all")[0] for _ in range(2)]
+    toy.main = toy_main
+    assert codes == [0, 0]
+    assert [(config.part.m, run.resume) for config, run in toy.CALLS] == [(2, False), (3, False), (3, True)]
+    assert [record(f"all/{job}")["status"] for job in range(2)] == ["finished", "finished"]
+
+
 def test_a_killed_job_of_a_sweep_goes_on(toy, run_toy):
     assert run_toy("-m", "part.m=2,3", "hydra.sweep.dir=all")[0] == 0
     path = Path("all/1/run.yaml")

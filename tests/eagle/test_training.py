@@ -46,7 +46,8 @@ def csv_logger(save_dir):
 
 def run_in(folder, resume=False):
     said, noted = [], {}
-    return SimpleNamespace(folder=folder, resume=resume, say=said.append, note=noted.update, said=said, noted=noted)
+    own = {"say": said.append, "note": noted.update, "said": said, "noted": noted}
+    return SimpleNamespace(folder=folder, resume=resume, main=True, status="finished", **own)
 
 
 def a_config(family_folders, **changes) -> TrainConfig:
@@ -241,6 +242,7 @@ def test_a_training_in_parts_is_the_training(joint, family_folders, tmp_path):
         run = run_in(tmp_path, resume=True)
         main(a_config(family_folders, groups=[[2, 4, 5], "eagle2", [0, 3]], trainer=trainer), run)
         said.append("\n".join(run.said))
+        assert run.status == ("finished" if "written:" in said[-1] else "stopped")
     assert "stopped after 1e-09 minutes at step 5 of 6: go on with resume=true" in said[4]
     for kind in ("drafters", "last"):
         for name in ("L2-4-5", "L7", "L0-3"):
@@ -354,7 +356,7 @@ def test_a_nan_stops_that_drafter_alone(joint, family_folders, tmp_path, monkeyp
 class Never:
     """Data that must not be asked for."""
 
-    batch_size = 3
+    batch_size, max_length = 3, 64
 
     def prepared(self, target):
         raise AssertionError("answers take minutes: check first")

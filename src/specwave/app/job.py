@@ -89,7 +89,7 @@ class Job:
         if code and record is None and number is not None and run.main and not (folder / RUN_FILE).exists():
             record = Record(folder, self.app, self.command, overrides, None)  # a job that never began is a row too
         if record is not None:
-            record.close("failed" if code else "finished", run.facts, " ".join(reason.split()), code)
+            record.close("failed" if code else run.status, run.facts, " ".join(reason.split()), code)
         return code, value
 
     def begin(

@@ -45,6 +45,7 @@ class Run:
     resume: bool = False  # going on in a folder that may hold parts of an earlier attempt
     main: bool = True  # False in the further processes of a distributed run: they write nothing here
     facts: dict[str, Any] = field(default_factory=dict)
+    status: str = "finished"  # what run.yaml says when `main` returns; "stopped": there is more to do, resume goes on
 
     def note(self, **facts: Any) -> None:
         """Facts for run.yaml, written when the run ends."""
@@ -188,7 +189,7 @@ class Record:
         write_text(self.folder / RUN_FILE, content)
 
     def close(self, status: str, facts: dict[str, Any], error: str | None = None, code: int = 0) -> None:
-        """Status finished or failed; the last word on this run."""
+        """Status finished, stopped or failed; the last word on this run."""
         seconds = time.monotonic() - self.started + self.earlier.get("wall_seconds", 0.0)
         ended = {"status": status, "exit_code": code} | ({"error": error} if error else {})
         measured = {"wall_seconds": round(seconds, 3), **peak_memory()}

@@ -144,6 +144,7 @@ def main(config: TrainConfig, run: Run) -> None:
     loaders = DrafterData(data, config.data.batch_size, config.seed)
     fit(trainer, module, datamodule=loaders, ckpt_path=str(last) if going_on else None, weights_only=True)
     if not keeper.in_time:
+        run.status = "stopped"
         run.note(tokens=module.tokens, steps=trainer.global_step)
         run.say(
             f"stopped after {trains.minutes:g} minutes at step {trainer.global_step} of {trains.max_steps}: go on with "
