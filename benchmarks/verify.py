@@ -23,6 +23,7 @@ import json
 import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -287,6 +288,17 @@ def loaded(model: str) -> tuple[Target, HuggingFace]:
     return target, HuggingFace(target.folder)
 
 
+def end_with_parent() -> None:
+    """A worker whose run was killed would finish its group for nobody."""
+
+    def wait() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def look_at(number: int, questions: list[Question], options: argparse.Namespace) -> dict[str, Any]:
     """What was found of one group of questions: a row of `Results`."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.workers))
@@ -331,7 +343,7 @@ def main() -> int:
     work = functools.partial(look_at, options=options)
     # Spawned: a fork of a process whose thread pool has started hangs.
     with (
-        ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as pool,
+        ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn"), end_with_parent) as pool,
         tqdm(total=len(groups), initial=len(results.found), desc="groups of questions", disable=None) as progress,
     ):
         for row in pool.map(work, waiting, [groups[number] for number in waiting]):

@@ -15,7 +15,7 @@ from specwave.app.train import TrainConfig, main
 from specwave.app.trainer import TrainerConfig
 from specwave.artifacts import UserError
 from specwave.benchmark.questions import BUILTIN, read_questions
-from specwave.data import Sample
+from specwave.data import Sample, dialogues
 from specwave.data.engines import Regenerate
 from specwave.data.sources import file_conversations
 from specwave.eagle.options import Eagle3
@@ -47,7 +47,8 @@ def dump(tmp_path):
 def run_in(folder, resume=False):
     said, noted = [], {}
     folder.mkdir(exist_ok=True)
-    return SimpleNamespace(folder=folder, resume=resume, say=said.append, note=noted.update, said=said, noted=noted)
+    own = {"say": said.append, "note": noted.update, "said": said, "noted": noted}
+    return SimpleNamespace(folder=folder, resume=resume, main=True, **own)
 
 
 def a_config(family_folders, **changes):
@@ -164,6 +165,27 @@ def test_going_on_needs_the_same_conversations(answered, tmp_path):
         UserError, match=r"^resume=.*answers\.jsonl: the conversations, the model or the machine are not"
     ):
         regenerate(changed, run_in(run.folder, resume=True))
+
+
+def test_answers_have_their_name_when_all_are_there(answered, tmp_path, monkeypatch):
+    """What is killed before must not be trained on as if it were the data set."""
+    config, run = answered
+    calls = []
+
+    def killed(*arguments):
+        calls.append(append(*arguments))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    append = dialogues.append_lines
+    monkeypatch.setattr(dialogues, "append_lines", killed)
+    with pytest.raises(KeyboardInterrupt):
+        regenerate(config, run_in(tmp_path))
+    assert {entry.name for entry in tmp_path.iterdir()} == {"answers.part.jsonl", "regenerate.json"}
+    monkeypatch.undo()
+    regenerate(config, run_in(tmp_path, resume=True))
+    assert {entry.name for entry in tmp_path.iterdir()} == {"answers.jsonl", "regenerate.json"}
+    assert (tmp_path / "answers.jsonl").read_bytes() == (run.folder / "answers.jsonl").read_bytes()
 
 
 def test_builtin_prompts_can_be_answered_too(family_folders, tmp_path):

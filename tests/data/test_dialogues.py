@@ -111,6 +111,15 @@ def test_a_cut_answer_ends_with_a_whole_character(make_chat, tmp_path):
     assert said(lines(path)[0])[-1] == (A, "Hé ")
 
 
+def test_a_thought_that_the_limit_cut_is_no_answer(make_chat, tmp_path):
+    chat, path = make_chat(), tmp_path / "answers.jsonl"
+    talks = [Conversation(((U, "a"), (A, "-"), (U, "b")), "a", "")]
+    engine = Scripted(chat, "<think>short</think>yes", "<think>and on, and…")
+    counts = write_dialogues(chat, lambda: engine, talks, Regenerate(), path, 4096)
+    assert said(lines(path)[0]) == [(U, "a"), (A, "<think>short</think>yes")]
+    assert (counts.answers, counts.unfinished, counts.dropped) == (1, 0, 0)
+
+
 def test_a_finished_file_asks_nobody(make_chat, tmp_path):
     chat, path = make_chat(), tmp_path / "answers.jsonl"
     talks = [Conversation(((U, "a"),), "a", "")]

@@ -94,6 +94,24 @@ def test_the_split_is_by_prompt_and_stays():
     assert {entry.id for entry in prepare(SAMPLES[::-1], 64, 5, decode).validation} == held
 
 
+def test_one_prompt_under_several_names_is_held_out_or_trained_on():
+    """Dumps hold a conversation twice, and name several alike."""
+    copies = [Sample(entry.ids, entry.answer, f"again {entry.id}") for entry in SAMPLES[:12]]
+    other_answer = Sample([*SAMPLES[12].ids[:-1], 5], SAMPLES[12].answer, "other answer")
+    numbered = sample(f"{SAMPLES[13].id}#2", 4, 9)  # how a source names the second row of one id
+    stranger = sample("p#7", 4, 9)  # no row is named p
+    twins = [(entry.id, copy.id) for entry, copy in zip(SAMPLES, copies, strict=False)]
+    twins += [(SAMPLES[12].id, "other answer"), (SAMPLES[13].id, numbered.id)]
+    for validation in range(1, 20):
+        got = prepare([*copies, *SAMPLES, other_answer, numbered, stranger], 64, validation, decode)
+        held = {entry.id for entry in got.validation}
+        assert not held & {entry.id for entry in got.train}
+        for one, two in twins:
+            assert (one in held) is (two in held)
+        lone = {entry.id for entry in got.validation} - {two for _, two in twins}
+        assert len(lone) == validation
+
+
 def test_length_is_enforced():
     got = prepare(
         [sample("long", 3, 40), sample("prompt", 20, 5), sample("ok", 3, 6), sample("v", 3, 6)], 10, 1, decode
@@ -122,7 +140,7 @@ def test_an_empty_mask_is_refused_with_its_text():
 def test_nothing_left_is_refused():
     with pytest.raises(UserError, match=r"nothing is left to train on: of 23 samples 23 have no answer"):
         prepare(SAMPLES, 3, 1, decode)
-    with pytest.raises(UserError, match="23 are held out"):
+    with pytest.raises(UserError, match="those of 23 prompts are held out"):
         prepare(SAMPLES, 64, 23, decode)
 
 
@@ -245,7 +263,7 @@ def talk(name, *turns):
 
 
 def test_a_file_of_conversations(tiny, tmp_path):
-    rows = [talk(f"t{n}", "question", f"answer {n}", "and then?", "the end" * (1 + 30 * (n == 3))) for n in range(8)]
+    rows = [talk(f"t{n}", f"question {n}", f"answer {n}", "and then?", "the end" * (1 + 30 * (n == 3))) for n in range(8)]
     data = JsonlData(path=written(tmp_path / "mine.jsonl", rows), validation=2, max_length=140, packing=True)
     got = data.prepared(tiny)
     assert (len(got.train), len(got.validation), got.cut, got.dropped, got.row_length) == (6, 2, 1, 0, 140)

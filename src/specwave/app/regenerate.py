@@ -5,6 +5,7 @@ check → read → answer, batch by batch → a file that `data=jsonl data.path=
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from specwave.app.train import TrainConfig
 
 ANSWERS = "answers.jsonl"
+GROWING = "answers.part.jsonl"  # its name until the last answer is there
 
 
 def regenerate(config: TrainConfig, run: Run) -> None:
@@ -29,12 +31,14 @@ def regenerate(config: TrainConfig, run: Run) -> None:
     chat = read_chat(config.model)
     conversations = config.data.conversations()
     longest = min(config.data.max_length, chat.max_length)
-    path, note = run.folder / ANSWERS, run.folder / "regenerate.json"
+    path, growing, note = run.folder / ANSWERS, run.folder / GROWING, run.folder / "regenerate.json"
     key = answers_key(config.model.identify(), chat, conversations, settings, longest)
     if note.exists() and read_json(note, "resume").get("key") != key:
         remedy = "the conversations, the model or the machine are not those the run began with: choose another folder"
         raise UserError("resume", path, remedy)
     write_json(note, {"key": key})
+    if path.exists():
+        os.replace(path, growing)  # looked through again
 
     def engine() -> Engine:
         if settings.engine == "vllm":
@@ -43,11 +47,13 @@ def regenerate(config: TrainConfig, run: Run) -> None:
 
     turns = sum(role == "user" for one in conversations for role, _ in one.messages)
     run.say(f"{chat.name} answers {turns} turns of {len(conversations)} conversations by {settings.engine}")
-    counts = write_dialogues(chat, engine, conversations, settings, path, longest)
+    counts = write_dialogues(chat, engine, conversations, settings, growing, longest)
+    os.replace(growing, path)
     run.note(**asdict(counts))
     run.say(
         f"{counts.conversations} conversations, {counts.answers} answers, {counts.unfinished} of them cut at "
-        f"{settings.max_new_tokens} tokens; {counts.dropped} conversations got no answer"
+        f"{settings.max_new_tokens} tokens; {counts.dropped} conversations got no answer (no room for one, no text, or "
+        "its thought was cut)"
     )
     run.say(f"written: {path}")
     run.say(f"train on it: python train.py data=jsonl data.path={path}")

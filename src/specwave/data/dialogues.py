@@ -32,7 +32,7 @@ class Counts:
     conversations: int = 0  # written
     answers: int = 0
     unfinished: int = 0  # answers that ended at max_new_tokens
-    dropped: int = 0  # conversations without an answer: their first prompt leaves no room, or the target says nothing
+    dropped: int = 0  # conversations without an answer: no room for one, nothing said, a thought cut at max_new_tokens
 
 
 def answers_key(
@@ -56,7 +56,7 @@ def write_dialogues(
     """Answers every user turn of the conversations into `path`, going on where it ends.
 
     A conversation ends before the first turn whose prompt leaves no room for `max_new_tokens` in `max_length` tokens,
-    and after an answer without text.
+    and at an answer without text or in the middle of whose thought (`<think>`) the limit falls.
 
     Args:
         make_engine: called when there is something to answer.
@@ -130,8 +130,11 @@ class _Talk:
         return Conversation((*self.told, ("user", self.waiting[0])), self.source.id, "")
 
     def take(self, answer: str, whole: bool) -> bool:
-        """Notes an answer; whether another one is due."""
-        if not answer.strip():
+        """Notes an answer; whether another one is due.
+
+        A thought that the limit cut is none: a template would put a second one around it.
+        """
+        if not answer.strip() or ("<think>" in answer and "</think>" not in answer):
             return False
         self.told += [("user", self.waiting.pop(0)), ("assistant", answer)]
         self.unfinished += not whole

@@ -43,38 +43,34 @@ def answered(
         rule = f"{len(prompts) - len(fitting)} of {len(prompts)} prompts leave no room for so many tokens in the "
         rule += f"{target.max_length} positions of {target.name}"
         if not fitting:
-            raise UserError("max_new_tokens", max_new_tokens, f"{rule}: lower it")
-        warnings.warn(f"max_new_tokens={max_new_tokens}: {rule} and are passed over", stacklevel=2)
+            raise UserError("data.max_new_tokens", max_new_tokens, f"{rule}: lower it")
+        warnings.warn(f"data.max_new_tokens={max_new_tokens}: {rule} and are passed over", stacklevel=2)
     path = answers_path(target, fitting, max_new_tokens, batch_size, temperature, seed)
-    done = _read(path)
     order = batches([len(prompt[2]) for prompt in fitting], batch_size)
-    todo = [batch for batch in order if any(fitting[row][0] not in done for row in batch)]
-    if todo:
-        with filling_cache():
-            path.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            filling_cache(),
-            open(path, "a", encoding="utf-8") as stream,
-            tqdm(total=len(fitting), desc=label, unit="prompt", disable=None) as bar,
-        ):
-            wait_for(stream)
-            done.update(_read(path))  # what another rank of the run has answered meanwhile
-            bar.update(len(fitting) - sum(len(batch) for batch in todo))
-            for batch in todo:
-                if any(fitting[row][0] not in done for row in batch):
-                    prompted = [fitting[row] for row in batch]
-                    result = generate(
-                        target,
-                        None,
-                        [ids for *_, ids in prompted],
-                        max_new_tokens=max_new_tokens,
-                        sampling=Sampling(temperature, seed),
-                        sequence_ids=batch,
-                    )
-                    found = {name: out for (name, *_), out in zip(prompted, result.tokens, strict=True)}
-                    append_lines(stream, [{"id": name, "tokens": out} for name, out in found.items()])
-                    done |= found
-                bar.update(len(batch))
+    with filling_cache():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        filling_cache(),
+        open(path, "a", encoding="utf-8") as stream,
+        tqdm(total=len(fitting), desc=label, unit="prompt", disable=None) as bar,
+    ):
+        wait_for(stream)  # another process may be answering: a line it has half written is no torn one
+        done = _read(path)
+        for batch in order:
+            if any(fitting[row][0] not in done for row in batch):
+                prompted = [fitting[row] for row in batch]
+                result = generate(
+                    target,
+                    None,
+                    [ids for *_, ids in prompted],
+                    max_new_tokens=max_new_tokens,
+                    sampling=Sampling(temperature, seed),
+                    sequence_ids=batch,
+                )
+                found = {name: out for (name, *_), out in zip(prompted, result.tokens, strict=True)}
+                append_lines(stream, [{"id": name, "tokens": out} for name, out in found.items()])
+                done |= found
+            bar.update(len(batch))
     return [
         Sample(ids + done[name], [False] * len(ids) + [True] * len(done[name]), name, category)
         for name, category, ids in fitting

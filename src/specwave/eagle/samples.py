@@ -10,7 +10,7 @@ import functools
 import hashlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -81,12 +81,14 @@ def prepare(
 ) -> Prepared:
     """Cuts, checks and splits.
 
-    Held out are the `validation` prompts of smallest hash: the same ones whatever the seed and the other prompts.
+    Held out are the `validation` prompts of smallest hash: the same ones whatever the seed and the other prompts. What
+    opens with the same tokens, or was given the same name, is one prompt.
 
     Raises:
         UserError: a sample without answer text (shown decoded), nothing left to train on or to validate with.
     """
     kept: list[tuple[int, int, str]] = []  # place, length, id
+    openings: dict[str, tuple[int, bytes]] = {}  # by id: the shortest text before an answer
     cut = 0
     for place, sample in enumerate(samples):
         if not any(sample.answer):
@@ -100,18 +102,43 @@ def prepare(
         # x_{t+1} and x_{t+2} are answer text for some slot t ≥ 0
         if any(first and second for first, second in itertools.pairwise(sample.answer[1:length])):
             kept.append((place, length, sample.id))
+            first = sample.answer.index(True)
+            opening = (first, hashlib.sha256(repr(sample.ids[:first]).encode()).digest())
+            openings[sample.id] = min(opening, openings.get(sample.id, opening))
     dropped = len(samples) - len(kept)
-    held = set(sorted({name for *_, name in kept}, key=_order)[:validation])
-    parts = [[entry for entry in kept if (entry[2] in held) is out] for out in (False, True)]
+    prompt = same_prompts(openings)
+    held = set(sorted(set(prompt.values()), key=_order)[:validation])
+    parts = [[entry for entry in kept if (prompt[entry[2]] in held) is out] for out in (False, True)]
     if not parts[0]:
         raise UserError(
             "data.validation",
             validation,
             f"nothing is left to train on: of {len(samples)} samples {dropped} have no answer text within "
-            f"data.max_length={max_length} and {len(held)} are held out",
+            f"data.max_length={max_length} and those of {len(held)} prompts are held out",
         )
     train, out = (Chosen(samples, [place for place, *_ in part], [length for _, length, _ in part]) for part in parts)
     return Prepared(train, out, cut, dropped)
+
+
+def same_prompts(openings: Mapping[str, Hashable]) -> dict[str, str]:
+    """Of each name, that one of the names of its prompt which comes first in order.
+
+    One prompt are equal openings, and a name and the same one with a number behind it (`x`, `x#2`: how a source tells
+    apart rows of one name).
+    """
+    first, met = {name: name for name in openings}, dict[Hashable, str]()
+
+    def find(name: str) -> str:
+        while first[name] != name:
+            first[name] = name = first[first[name]]
+        return name
+
+    for name, opening in openings.items():
+        stem = name.rpartition("#")[0]
+        for other in (met.setdefault(opening, name), stem if stem in openings else name):
+            one, two = sorted((find(name), find(other)), key=_order)
+            first[two] = one
+    return {name: find(name) for name in openings}
 
 
 def _order(name: str) -> bytes:
