@@ -28,7 +28,7 @@ demo: $(READY)
 		hydra.run.dir=$(DEMO)/evaluate resume=true
 
 test: $(READY) lint
-	OMP_NUM_THREADS=1 $(RUN) -m pytest
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist loadfile
 
 lint: $(READY)
 	$(RUN) -m ruff check .

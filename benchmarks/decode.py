@@ -119,25 +119,22 @@ def print_batches(target, drafters, prompts, arguments) -> None:
 
 
 def print_round(target, drafters, prompts, new_tokens: int) -> None:
-    """Where a round's milliseconds go: draft, the target's forward at its size, all else (accept, commit, Python)."""
-    print(f"{'a round of':<22} {'all':>7} {'draft':>7} {'T(k)':>7} {'else':>7} {'else %':>7}   tokens")
+    """Where a round's milliseconds go: draft, the target's forward, what comes after it (accept, commit, roll back)."""
+    parts = ("all", "draft", "forward", "accept")
+    print(f"{'a round of':<22} " + " ".join(f"{part:>8}" for part in parts) + f" {'accept %':>9}   tokens")
     for name, proposer in {"plain": None, **drafters}.items():
-        spent = {"all": 0.0, "draft": 0.0, "count": 0, "tokens": 0}
+        spent, rounds, tokens = dict.fromkeys(parts, 0.0), 0, 0
         for ids in prompts:
             made = generate(target, proposer, ids, max_new_tokens=new_tokens)
             spent["all"] += made.seconds - made.prefill_seconds
             spent["draft"] += made.draft_seconds
-            spent["count"] += made.rounds
-            spent["tokens"] += len(made.tokens)
-        size = 1 if proposer is None else 1 + proposer.shape.size
-        session = target.session(1, 512)
-        session.forward(torch.randint(0, target.vocab_size, (1, 256)), logits=None)
-        session.advance([256])
-        forward = _median_ms(session, target, size)
-        whole, draft = (1000 * spent[key] / spent["count"] for key in ("all", "draft"))
-        rest = whole - draft - forward
-        line = f"{name:<22} {whole:7.2f} {draft:7.2f} {forward:7.2f} {rest:7.2f} {100 * rest / whole:7.1f}"
-        print(f"{line}   {spent['tokens'] / spent['count']:.2f}")
+            spent["forward"] += made.verify_seconds - made.accept_seconds
+            spent["accept"] += made.accept_seconds
+            rounds += made.rounds
+            tokens += len(made.tokens)
+        times = " ".join(f"{1000 * seconds / rounds:8.2f}" for seconds in spent.values())
+        share = 100 * spent["accept"] / spent["all"]
+        print(f"{name:<22} {times} {share:9.1f}   {tokens / rounds:.2f}")
 
 
 def print_row_cost(target) -> None:
@@ -161,6 +158,9 @@ def print_row_cost(target) -> None:
 def print_context_cost(target) -> None:
     """Milliseconds of a token behind a growing context, beside the straight line through them."""
     lengths = [length for length in CONTEXTS if length < target.max_length]
+    if len(lengths) < 2:
+        print(f"a token behind a growing context: {target.max_length} positions are too few for a line")
+        return
     session, found = target.session(1, lengths[-1] + 1), []
     for done, length in zip([0, *lengths], lengths, strict=False):
         for _ in range(done, length, 256):

@@ -227,3 +227,5 @@ def test_a_benchmark_that_cannot_be_read_is_named(tmp_path):
     data = Prepared([Sample([1], [True], "a")], [], 0, 0, benchmark=str(tmp_path / "none.jsonl"))
     with pytest.raises(UserError, match=r"^data\.check_benchmark=.*none\.jsonl: there is no such file"):
         compare(data, lambda ids, **options: "")
+    with pytest.raises(UserError, match=r"^data\.check_benchmark=.*none\.jsonl: there is no such file"):
+        JsonlData(path="any.jsonl", check_benchmark=str(tmp_path / "none.jsonl"))

@@ -355,7 +355,7 @@ def test_the_report_asks_the_network_for_nothing_and_names_its_pictures(several)
     assert page.headings[0] == "h1"
     assert page.headings.count("h1") == 1
     assert page.unnamed == 0
-    assert text.count("<svg") == 3  # τ, speedup, training curves
+    assert text.count("<svg") == 6  # τ, speedup, one against the other, by position, time, training curves
     assert len(page.images) == 2  # the same picture in two drafters' folders is shown once
     assert all(page.images)
 
@@ -370,7 +370,7 @@ def test_tables_agree_with_the_results(several):
         assert float(rows[label]["speedup.qa"]) == content["categories"]["qa"]["speedup"]
     markdown = (several / "table.md").read_text()
     assert f"{read(several / 'L7')['overall']['tau']:.2f}" in markdown
-    assert (several / "table.tex").read_text().count(r"\begin{tabular}") == 4
+    assert (several / "table.tex").read_text().count(r"\begin{tabular}") == 6
 
 
 def test_a_report_over_several_runs_tells_them_apart(tmp_path, model, several, bare, trained):

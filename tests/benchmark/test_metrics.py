@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from specwave.benchmark.metrics import DEFINITIONS, Verdict, block, blocks
+from specwave.benchmark.definitions import DEFINITIONS
+from specwave.benchmark.metrics import Verdict, block, blocks
 from specwave.benchmark.questions import CATEGORIES, SUBTASKS
 
 
@@ -36,15 +37,21 @@ PLAIN = [
 
 def test_by_hand():
     overall = block(ROWS, PLAIN, {1: Verdict(True, 2), 2: Verdict(False, 0)})
+    nested = {name: overall.pop(name) for name in ("intervals", "acceptance", "time", "latency", "repetitions")}
+    assert nested["acceptance"] is nested["time"] is nested["repetitions"] is None  # these rows tell nothing of them
+    assert nested["latency"]["turn"]["p50"] == 1.0
     assert overall == {
         "questions": 2,
         "failed": 1,
         "tau": 10 / 6,  # (3+1+2+2+1+1) / 6 rounds; the questions' own τ, 9/5 and 1, would average to 1.4
+        "tau_per_question": 1.4,
         "tokens": 10,
         "rounds": 6,
         "tokens_per_second": 10 / 3,
+        "tokens_per_second_per_question": (4.5 + 1) / 2,
         "seconds_per_token": 0.3,
         "speedup": (10 / 3) / (10 / 5),
+        "speedup_per_question": (4.5 + 1) / (2 + 2),
         "peak_memory_bytes": 90,
         "exact_match_rate": 0.5,
         "near_ties": 2,

@@ -244,3 +244,25 @@ def test_a_chain_is_the_likeliest_path():
 def test_what_is_no_tree_is_refused(paths, words):
     with pytest.raises(ValueError, match=words):
         Fixed(paths)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_logits_that_are_no_numbers_break_no_tree(level):
+    """They count as impossible: the row's tree stays one, and the other rows draft as before."""
+    draw, logits = torch.Generator().manual_seed(3), []
+    shape = Dynamic(3, 3, 12)
+    for poison in (False, True):
+        draw.manual_seed(3)
+        growth, frontier, read = shape.start(2), True, 0
+        while frontier is not None:
+            nodes_read = 1 if read == 0 else frontier.ids.shape[1]
+            found = torch.randn(2, nodes_read, VOCAB, generator=draw)
+            if poison and read == level:
+                found[0, -1, 2] = torch.nan
+            frontier, read = growth.add(found), read + 1
+        logits.append(growth.finish())
+    (ids, parents), (poisoned_ids, poisoned_parents) = logits
+    assert torch.equal(ids[1], poisoned_ids[1])
+    assert torch.equal(parents[1], poisoned_parents[1])
+    assert Tree(poisoned_ids[0], poisoned_parents[0]).check() <= 3
+    assert Tree(ids[0], parents[0]).check() == 3

@@ -10,6 +10,7 @@ from specwave.decoding import Sampling, generate, loop
 from specwave.decoding.tree import ancestors
 from specwave.target import load_target
 from specwave.target.decoder import attend_exact
+from specwave.target.linear import FrozenLinear
 
 PROMPTS = [[5, 9, 200, 31, 7, 7, 80], [4], [300, 12, 12, 12, 8, 9, 10, 11, 400, 3, 17]]
 
@@ -96,3 +97,46 @@ def test_a_prompt_in_chunks_is_the_prompt(chunk, families, monkeypatch):
         for row in whole.seen:
             for layer, states in whole.seen[row].items():
                 torch.testing.assert_close(torch.cat(parts.seen[row][layer]), torch.cat(states), rtol=1e-4, atol=1e-4)
+
+
+def test_an_invariant_decoding_leaves_the_target_as_it_was(family_folders, monkeypatch):
+    """What the linear layers are given before and after it, and the logits to the last bit."""
+    target = load_target(family_folders["llama"], dtype="float32")
+    monkeypatch.setitem(vars(target), "least_rows", 7)
+    rows, multiply = [], FrozenLinear._multiply
+
+    def noting(layer, x):
+        rows.append(x.numel() // layer.width)
+        return multiply(layer, x)
+
+    monkeypatch.setattr(FrozenLinear, "_multiply", noting)
+
+    def decode(invariant):
+        rows.clear()
+        seen = []
+
+        class Seeing(Oracle):
+            def observe(self, verdicts):
+                seen.extend(verdict.logits for verdict in verdicts)
+
+        made = generate(target, Seeing([[]], 0, 512), [4, 5], max_new_tokens=5, batch_invariant=invariant)
+        return made.tokens, torch.cat(seen), min(rows)
+
+    before, padded, after = decode(False), decode(True), decode(False)
+    assert (before[2], padded[2], after[2]) == (1, 7, 1)
+    assert torch.equal(before[1], after[1])
+    assert before[0] == padded[0] == after[0]
+
+
+def test_rows_are_probed_as_far_as_they_are_used(tiny, monkeypatch):
+    """Trees of a batch and chunks of a prompt: a layer that rounds otherwise there is found."""
+    prompt, head = [], []
+
+    def noting(layer, x):
+        (head if layer is tiny.lm_head else prompt).append(x.shape[1])
+        return F.linear(x, torch.zeros(layer.out, layer.width)) + (x.shape[1] > 1000)
+
+    monkeypatch.setattr(FrozenLinear, "__call__", noting)
+    assert type(tiny).least_rows.func(tiny) is None
+    assert max(prompt) == loop.PREFILL
+    assert max(head) >= 4 * 61

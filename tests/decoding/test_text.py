@@ -83,6 +83,35 @@ def test_bytes_that_are_no_text_pass_and_what_follows_is_whole(noise):
     assert found[-2].endswith("日")
 
 
+def test_a_run_of_tokens_without_text_costs_no_more_than_its_length():
+    """Special tokens that are left out: what is decoded at each of them stays short."""
+    asked = []
+
+    class Counting:
+        def decode(self, tokens, **keys):
+            asked.append(len(tokens))
+            return BYTES.decode(tokens, **keys)
+
+    tokens = [*ids_of(BYTES, "a"), *[1, 2] * 500, *ids_of(BYTES, "é b"), *[0] * 300, *ids_of(BYTES, "日")]
+    found, rest = spelled(Counting(), tokens)
+    assert "".join(found) + rest == "aé b日"
+    assert max(asked) <= 2 * PATIENCE
+
+
+@pytest.mark.parametrize("gap", [1, PATIENCE, 5 * PATIENCE])
+def test_spaces_behind_a_run_without_text_stay(gap, pieces):
+    """An added token is special here, so that SentencePiece's first space is dropped at the beginning only."""
+    from copy import deepcopy
+
+    tokenizer = deepcopy(pieces)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<s>"]})
+    special = tokenizer.convert_tokens_to_ids("<s>")
+    for words in (["ab", "cd ab"], ["", " ab"]):
+        tokens = [*ids_of(tokenizer, words[0]), *[special] * gap, *ids_of(tokenizer, words[1])]
+        found, rest = spelled(tokenizer, tokens)
+        assert "".join(found) + rest == whole(tokenizer, tokens)
+
+
 def _byte_ids():
     """Token id by byte, read off the tokenizer: ByteLevel's alphabet is sorted by its printable stand-ins."""
     table = {}

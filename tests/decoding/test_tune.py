@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specwave.decoding.grow import Dynamic
@@ -36,6 +36,7 @@ def grown(levels, top_k, size, tables):
 
 
 @given(st.integers(0, 10_000))
+@settings(deadline=None)
 def test_a_smaller_tree_is_the_head_of_a_larger_one(seed):
     draw = torch.Generator().manual_seed(seed)
     tables = 3 * torch.randn(6, 6, generator=draw)

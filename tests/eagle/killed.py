@@ -19,6 +19,8 @@ import pytorch_lightning as pl
 import torch
 
 import specwave.artifacts
+import specwave.eagle.export
+from specwave.app.exports import Exports
 from specwave.app.train import TrainConfig, main
 from specwave.app.trainer import TrainerConfig
 from specwave.data import Sample
@@ -28,7 +30,13 @@ from specwave.eagle.samples import prepare
 from specwave.target import ModelConfig
 
 STEPS, SAVE, KILLS = 16, 3, 5
-PLACES = ("before the step", "before the optimiser", "writing the first checkpoint from there on")
+PLACES = (
+    "before the step",
+    "before the optimiser",
+    "writing the first checkpoint from there on",
+    "in the first validation from there on",
+    "writing a drafter validated from there on",
+)
 
 
 @dataclass
@@ -36,6 +44,7 @@ class Given:
     """Random conversations."""
 
     batch_size: int = 3
+    max_length: int = 64
 
     def prepared(self, target):
         draw = torch.Generator().manual_seed(0)
@@ -51,11 +60,12 @@ def train(model: Path, folder: Path, resume: bool) -> None:
         model=ModelConfig("tiny", str(model), dtype="float32", device="cpu"),
         data=Given(),
         drafter=Eagle3(steps=2, draft_vocab_size=64, export_dtype="float32"),
-        trainer=TrainerConfig(max_steps=STEPS, save_every=SAVE, validate_every=5, log_every=2),
+        trainer=TrainerConfig(max_steps=STEPS, save_every=SAVE, validate_every=6, log_every=2),
         logger=lambda save_dir: pl.loggers.CSVLogger(save_dir, name="", version="", flush_logs_every_n_steps=1),
         groups=[[2, 4, 5], [7]],
     )
-    main(config, SimpleNamespace(folder=folder, resume=resume, say=lambda text: None, note=lambda **facts: None))
+    quiet = {"say": lambda text: None, "note": lambda **facts: None}
+    main(config, SimpleNamespace(folder=folder, resume=resume, main=True, **quiet))
 
 
 def arm(step: int, place: str) -> None:
@@ -82,6 +92,29 @@ def arm(step: int, place: str) -> None:
                 die()
 
         GroupTraining.configure_gradient_clipping = configure_gradient_clipping
+    elif place == PLACES[3]:
+        validation = GroupTraining.validation_step
+
+        def validation_step(self, batch, batch_idx):
+            if self.global_step >= step:
+                die()
+            return validation(self, batch, batch_idx)
+
+        GroupTraining.validation_step = validation_step
+    elif place == PLACES[4]:
+        validated = Exports.validated
+
+        def dying(self):
+            def unfinished(path, content):
+                if Path(path).name == "card.json" and self.module.global_step >= step:
+                    die()
+                write(path, content)
+
+            write, specwave.eagle.export.write_json = specwave.eagle.export.write_json, unfinished
+            validated(self)
+            specwave.eagle.export.write_json = write
+
+        Exports.validated = dying
     else:
         replace = os.replace
 
@@ -96,9 +129,10 @@ def arm(step: int, place: str) -> None:
 
 def attempts(model: Path, folder: Path, seed: int | None) -> None:
     draw, last = random.Random(seed), folder / "checkpoints" / "last.ckpt"
+    places = draw.sample(PLACES, len(PLACES))
     for attempt in range(KILLS + 1 if seed is not None else 1):
         reached = torch.load(last, weights_only=True)["global_step"] if last.exists() else 0
-        step, place = min(STEPS - 1, reached + draw.randint(1, 6)), draw.choice(PLACES)
+        step, place = min(STEPS - 1, reached + draw.randint(1, 6)), places[attempt % len(places)]
         child = os.fork()
         if child == 0:
             code = 1

@@ -263,7 +263,9 @@ def talk(name, *turns):
 
 
 def test_a_file_of_conversations(tiny, tmp_path):
-    rows = [talk(f"t{n}", f"question {n}", f"answer {n}", "and then?", "the end" * (1 + 30 * (n == 3))) for n in range(8)]
+    rows = [
+        talk(f"t{n}", f"question {n}", f"answer {n}", "and then?", "the end" * (1 + 30 * (n == 3))) for n in range(8)
+    ]
     data = JsonlData(path=written(tmp_path / "mine.jsonl", rows), validation=2, max_length=140, packing=True)
     got = data.prepared(tiny)
     assert (len(got.train), len(got.validation), got.cut, got.dropped, got.row_length) == (6, 2, 1, 0, 140)

@@ -13,6 +13,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from specwave.app.run import Run
 from specwave.app.train import TrainConfig, main
 from specwave.app.trainer import TrainerConfig
 from specwave.artifacts import UserError, conf_dir
@@ -308,7 +309,7 @@ def test_every_drafter_key_arrives(family_folders, tmp_path):
     for on in (("fc_norm", "norm_output"), ("norm_before_fc",)):
         changed = dict.fromkeys(on, True) | {"draft_vocab_size": 77, "export_dtype": "float32"}
         config, folder = training(family_folders["llama"], **(keys | changed)), tmp_path / "-".join(on)
-        main(config, SimpleNamespace(folder=folder, resume=False, say=lambda _: None, note=lambda **_: None))
+        main(config, SimpleNamespace(folder=folder, resume=False, main=True, say=lambda _: None, note=lambda **_: None))
         folder = folder / "drafters" / "+".join(["L2-4", *on])
         written = yaml.safe_load((folder / "config.json").read_text())
         assert {name: written[name] for name in SWITCHES} == {name: name in on for name in SWITCHES}
@@ -329,7 +330,7 @@ def refused(make) -> str:
     return str(caught.value)
 
 
-def test_what_cannot_be_served_is_refused(family_folders, tiny):
+def test_what_cannot_be_served_is_refused(family_folders, tiny, tmp_path):
     said = refused(lambda: Eagle3(fc_norm=True, norm_before_fc=True))
     assert said.startswith("drafter.norm_before_fc=True: must be false where drafter.fc_norm is true")
     both = {"fc_norm": True, "norm_before_fc": True}
@@ -337,7 +338,7 @@ def test_what_cannot_be_served_is_refused(family_folders, tiny):
     assert said.startswith("drafter.norm_before_fc=true: excludes drafter.fc_norm")
     config = training(family_folders["llama"], norm_before_fc=True)
     config.groups, config.data = [[1, 4], [5]], None  # refused before anything is asked of the data
-    said = refused(lambda: main(config, SimpleNamespace(resume=False)))
+    said = refused(lambda: main(config, Run(tmp_path / "run")))
     assert said == (
         "drafter.norm_before_fc=true: SGLang serves one layer (5) as two, and one norm over two is another function: "
         "set drafter.fc_norm=true in its place, which is the same for one layer"

@@ -36,6 +36,7 @@ HERE = Path(__file__).resolve().parent
 @dataclass
 class Given:
     batch_size: int = 3
+    max_length: int = 64
     row_length: int | None = None
 
     def prepared(self, target):
@@ -103,7 +104,8 @@ def test_bf16_states_under_a_float32_target(tiny, tmp_path):
 
 def run_in(folder, resume=False):
     said = []
-    return SimpleNamespace(folder=folder, resume=resume, say=said.append, note=lambda **facts: None, said=said)
+    own = {"say": said.append, "note": lambda **facts: None, "said": said}
+    return SimpleNamespace(folder=folder, resume=resume, main=True, **own)
 
 
 def a_config(folders, states, **changes) -> TrainConfig:

@@ -101,7 +101,7 @@ class Compared(Eagle3):
         self.read = []
         trees = super().propose(contexts)
         for context, tree in zip(contexts, trees, strict=True):
-            if len(context.tokens) == 1:
+            if len(context.tokens) == 1 or context.remaining == 1:
                 assert len(tree) == 0
                 continue
             place = self.places[context.row]
@@ -160,7 +160,7 @@ def test_a_row_of_a_batch_drafts_what_it_drafts_alone(settings, families):
 
 
 @pytest.mark.parametrize("total_token", [30, 60])
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "llama3", "mistral", "qwen2", "qwen3"])
 def test_output_with_trees_is_the_targets(family, total_token, families):
     target = families[family]
     proposer = Eagle3(drafter_for(target, (2, 4, 5), 500), target, levels=5, top_k=10, total_token=total_token)
@@ -331,7 +331,7 @@ def test_settings_reach_the_trees(tiny, tmp_path):
         propose = built.propose
         built.propose = lambda contexts, propose=propose, sized=sized: sized.append(propose(contexts)) or sized[-1]
         generate(tiny, built, PROMPTS[0], max_new_tokens=6)
-        assert {len(tree) for trees in sized for tree in trees} == sizes
+        assert {len(tree) for trees in sized for tree in trees} - {0} == sizes  # with one token left, none
 
 
 def test_a_drafter_decodes_one_prompt_at_a_time(tiny):

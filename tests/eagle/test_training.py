@@ -6,9 +6,10 @@ import csv
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,6 +66,11 @@ def a_config(family_folders, **changes) -> TrainConfig:
 def rows_of(folder):
     with open(folder / "metrics.csv", newline="") as stream:
         return list(csv.DictReader(stream))
+
+
+def untimed(folder):
+    """The rows of metrics.csv without what a clock says."""
+    return [{key: value for key, value in row.items() if key != "tokens_per_second"} for row in rows_of(folder)]
 
 
 # ---------------------------------------------------------------- a whole run
@@ -225,12 +231,7 @@ def test_killed_at_five_random_steps_and_resumed(family_folders, tmp_path, seed)
     assert steps[0] == [2, 4, 6, 8, 10, 12, 14, 16]
     assert len(steps[1]) == len(set(steps[1]))  # no step twice
     assert not list((tmp_path / "killed").rglob("*.part"))
-    timed = ("tokens_per_second",)
-    figures = [
-        [{key: value for key, value in row.items() if key not in timed} for row in rows_of(tmp_path / folder)]
-        for folder in ("whole", "killed")
-    ]
-    assert figures[0] == figures[1]
+    assert untimed(tmp_path / "whole") == untimed(tmp_path / "killed")
 
 
 def test_a_training_in_parts_is_the_training(joint, family_folders, tmp_path):
@@ -248,6 +249,27 @@ def test_a_training_in_parts_is_the_training(joint, family_folders, tmp_path):
         for name in ("L2-4-5", "L7", "L0-3"):
             files = [folder / kind / name / "model.safetensors" for folder in (joint.folder, tmp_path)]
             assert files[0].read_bytes() == files[1].read_bytes(), (kind, name)
+    assert untimed(tmp_path) == untimed(joint.folder)
+
+
+def test_when_time_is_up_does_not_decide_what_is_validated(family_folders, tmp_path, monkeypatch):
+    """τ̂ falls from step to step: the best is that of the first validation, not one taken where a part ended."""
+    figures = GroupTraining._figures
+
+    def falling(self, tallies):
+        found = figures(self, tallies)
+        if tallies is getattr(self, "_held_out", None):
+            for entry in found.values():
+                entry["tau_hat"] = 9.0 - self.global_step
+        return found
+
+    monkeypatch.setattr(GroupTraining, "_figures", falling)
+    for _ in range(5):
+        trainer = TrainerConfig(max_steps=5, save_every=2, validate_every=3, log_every=2, decode=0, minutes=1e-9)
+        main(a_config(family_folders, trainer=trainer), run_in(tmp_path, resume=True))
+    training = read_drafter(tmp_path / "drafters" / "L2-4-5")[2]["training"]
+    assert (training["step"], training["validation"]["tau_hat"]) == (3, 6.0)
+    assert [row["step"] for row in rows_of(tmp_path) if row["L2-4-5/val_tau_hat"]] == ["3", "5"]
 
 
 def test_an_interruption_stays_one(family_folders, tmp_path, monkeypatch):
@@ -288,7 +310,67 @@ def test_resume_with_other_groups_is_refused(joint, family_folders):
         main(a_config(family_folders, groups=[[1]]), run_in(joint.folder, resume=True))
 
 
+def test_resume_with_other_data_is_refused(joint, family_folders):
+    """The drafters would go on with the old draft vocabulary and learn the new one's distribution."""
+    config = a_config(family_folders, groups=[[2, 4, 5], "eagle2", [0, 3]], data=replace(DATA, limit=13))
+    with pytest.raises(UserError, match=r"resume=true: the checkpoint has the training data [0-9a-f]{16}, this run"):
+        main(config, run_in(joint.folder, resume=True))
+
+
+def test_a_killed_resume_keeps_the_figures_so_far(joint, family_folders, tmp_path, monkeypatch):
+    """Lightning's logger removes metrics.csv before the rows are written again."""
+    shutil.copytree(joint.folder, tmp_path / "run")
+    before = rows_of(tmp_path / "run")
+
+    def killed(self):
+        raise KeyboardInterrupt
+
+    save = pl.loggers.csv_logs.ExperimentWriter.save
+    monkeypatch.setattr(pl.loggers.csv_logs.ExperimentWriter, "save", killed)
+    config = a_config(family_folders, groups=[[2, 4, 5], "eagle2", [0, 3]])
+    with pytest.raises(KeyboardInterrupt):
+        main(config, run_in(tmp_path / "run", resume=True))
+    monkeypatch.setattr(pl.loggers.csv_logs.ExperimentWriter, "save", save)
+    main(config, run_in(tmp_path / "run", resume=True))
+    assert rows_of(tmp_path / "run")[: len(before)] == before
+    assert not (tmp_path / "run" / "metrics.earlier.csv").exists()
+
+
 # ---------------------------------------------------------------- stops
+
+
+def test_a_nan_in_a_validation_stops_that_drafter_alone(joint, family_folders, tmp_path, monkeypatch):
+    outcomes = GroupTraining._outcomes
+
+    def poisoned(self, batch):
+        found = outcomes(self, batch)
+        if not self.training and "L7" in found:
+            found["L7"] = replace(found["L7"], losses=found["L7"].losses * float("nan"))
+        return found
+
+    monkeypatch.setattr(GroupTraining, "_outcomes", poisoned)
+    run = run_in(tmp_path)
+    with pytest.warns(
+        UserWarning, match="held-out loss of L7 is not finite at step 4 in the batch of held-out prompts"
+    ):
+        main(a_config(family_folders, groups=[[2, 4, 5], "eagle2", [0, 3]]), run)
+    assert "L7 stopped early" in "\n".join(run.said)
+    cards = {name: read_drafter(tmp_path / "last" / name)[2]["training"] for name in ("L7", "L0-3")}
+    assert "held-out loss" in cards["L7"]["stopped"]
+    assert cards["L7"]["validation"] == {}
+    assert cards["L0-3"]["validation"] == read_drafter(joint.folder / "last" / "L0-3")[2]["training"]["validation"]
+    assert [bool(row["L7/loss"]) for row in rows_of(tmp_path) if row["L0-3/loss"]] == [True, True, False]
+
+
+def test_a_card_speaks_of_its_own_weights(family_folders, tmp_path):
+    """Saved at steps 2, 4 and 5, validated at 3 and 5."""
+    trainer = TrainerConfig(max_steps=5, save_every=2, validate_every=3, log_every=2, decode=0)
+    main(a_config(family_folders, trainer=trainer), run_in(tmp_path))
+    best, last = (read_drafter(tmp_path / kind / "L2-4-5")[2]["training"] for kind in ("drafters", "last"))
+    assert best["validated_at"] == best["step"]
+    assert last["validated_at"] == last["step"] == 5
+    held = {row["step"]: row["L2-4-5/val_loss"] for row in rows_of(tmp_path) if row["L2-4-5/val_loss"]}
+    assert last["validation"]["loss"] == pytest.approx(float(held["5"]))
 
 
 def test_nan_stops_before_anything_is_overwritten(family_folders, tmp_path, monkeypatch):

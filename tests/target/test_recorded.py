@@ -6,6 +6,8 @@ of the first time: all but the graph itself.
 
 import gc
 import time
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -137,6 +139,82 @@ def test_warm_up_is_part_of_no_other_figure(recording, monkeypatch):
     assert len(slow) == 1
     assert 0.3 <= made.warmup_seconds <= whole - made.seconds  # however busy the machine is
     assert made.prefill_seconds + made.draft_seconds + made.verify_seconds <= made.seconds
+
+
+def test_recording_what_drafts_is_warm_up_too(recording, monkeypatch):
+    """A proposer that drafts with five kept sets in turn: one more than are kept, so that recordings are dropped."""
+    spent = []
+
+    def capture(run, inputs, pool):
+        spent.append(0.05)
+        time.sleep(0.05)
+        return replaying(run, inputs, pool)
+
+    class Planning(BaseProposer):
+        def propose_row(self, context):
+            skipped = len(context.tokens) % 5
+            for _ in range(2):
+                context.session.forward(torch.tensor([[7]]), plan=[place != skipped for place in range(16)])
+            return Tree.empty()
+
+    monkeypatch.setattr(recorded, "capture", capture)
+    start = time.perf_counter()
+    made = generate(recording, Planning(), PROMPTS[0], max_new_tokens=11, eos_ids=())
+    whole = time.perf_counter() - start
+    assert len(spent) > 5
+    assert sum(spent) <= made.warmup_seconds <= whole - made.seconds
+    assert made.prefill_seconds + made.draft_seconds + made.verify_seconds <= made.seconds
+
+
+def test_a_lent_cache_brings_nothing_of_those_before(recording):
+    """Masked slots weigh nothing, but nothing times NaN is NaN."""
+    session = recording.session(1, 40)
+    for store in (*session.cache.keys, *session.cache.values):
+        store.fill_(torch.nan)
+    del session
+    gc.collect()
+    found = recording.session(1, 40).forward(torch.tensor([[5, 6]])).logits
+    assert bool(found.isfinite().all())
+
+
+def test_graphs_are_captured_and_replayed_on_the_tensors_device(monkeypatch):
+    """Of a GPU only the calls: each of them must find the tensors' device current, whatever it was before."""
+    current, calls = ["cuda:0"], []
+
+    @contextmanager
+    def device(wanted):
+        before, current[0] = current[0], str(wanted)
+        yield
+        current[0] = before
+
+    def call(name):
+        def noting(*_, **__):
+            calls.append((name, current[0]))
+            return SimpleNamespace(wait_stream=call("wait"), replay=call("replay"))
+
+        return noting
+
+    def scope(name):
+        @contextmanager
+        def within(*_, **__):
+            calls.append((name, current[0]))
+            yield
+
+        return within
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    for name in ("Stream", "CUDAGraph", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, call(name))
+    for name in ("stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, scope(name))
+    replay = recorded.capture(
+        lambda tensor: calls.append(("run", current[0])), (SimpleNamespace(device="cuda:1"),), None
+    )
+    replay()
+    assert {place for _, place in calls} == {"cuda:1"}
+    assert [name for name, _ in calls].count("run") == 2
+    assert calls[-1] == ("replay", "cuda:1")
+    assert current == ["cuda:0"]
 
 
 def test_a_compiled_step_can_be_traced_whole(family_folders, monkeypatch, tiny):

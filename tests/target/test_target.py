@@ -5,10 +5,13 @@ import shutil
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from specwave.artifacts import UserError
+from specwave.decoding import generate
 from specwave.target import load_target
+from specwave.target.arch import read_arch
 from specwave.target.tiny import make_tiny
 
 FAMILIES = ["llama", "llama3", "mistral", "qwen2", "qwen3"]
@@ -116,9 +119,53 @@ def test_what_is_not_supported_is_refused_by_name(family, changes, named, family
         load_target(_with(family_folders[family], tmp_path, **changes), dtype="float32")
 
 
-def test_a_sliding_window_limits_the_context(family_folders, tmp_path):
-    target = load_target(_with(family_folders["mistral"], tmp_path, sliding_window=32), dtype="float32")
+def test_up_to_its_window_sliding_attention_is_hugging_face_s_and_beyond_refused(family_folders, tmp_path):
+    """transformers PR#47447: exact to the last position inside, by name outside."""
+    folder = _with(family_folders["mistral"], tmp_path, sliding_window=32)
+    target = load_target(folder, dtype="float32")
     assert target.max_length == 32
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompt = torch.randint(0, 512, (1, 9))
+    wanted = model.generate(prompt, max_new_tokens=23, do_sample=False, pad_token_id=0, eos_token_id=None)
+    assert generate(target, None, prompt, max_new_tokens=23, eos_ids=()).tokens == wanted[0, 9:].tolist()
+    with pytest.raises(UserError, match=r"must fit the target's 32 positions: changed's attention slides over so many"):
+        generate(target, None, prompt, max_new_tokens=24)
+
+
+@pytest.mark.parametrize(("window", "length"), [("absent", 4096), (None, 8192), (100, 100), (9000, 8192)])
+def test_a_window_is_read_as_transformers_reads_it(window, length, family_folders, tmp_path):
+    folder = _with(family_folders["mistral"], tmp_path, max_position_embeddings=8192, sliding_window=window)
+    if window == "absent":
+        config = json.loads((folder / "config.json").read_text())
+        del config["sliding_window"]
+        (folder / "config.json").write_text(json.dumps(config))
+    arch = read_arch(json.loads((folder / "config.json").read_text()))
+    assert (arch.max_length, arch.window) == (length, AutoConfig.from_pretrained(folder).sliding_window)
+    assert "window" not in arch.describe()  # fingerprints noted in drafters' cards stay good
+
+
+def test_a_lost_shard_is_named(family_folders, tmp_path):
+    """Weights in three files, the middle one gone."""
+    folder = _with(family_folders["llama"], tmp_path)
+    (whole,) = folder.glob("*.safetensors")
+    weights = load_file(whole)
+    whole.unlink()
+    names = sorted(weights)
+    for part in range(3):
+        own = {name: weights[name] for name in names[part * len(names) // 3 : (part + 1) * len(names) // 3]}
+        save_file(own, folder / f"model-0000{part + 1}-of-00003.safetensors")
+    load_target(folder, dtype="float32")
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(UserError, match=r"^model\.source=.*damaged or of another kind.*fetch or make"):
+        load_target(folder, dtype="float32")
+
+
+@pytest.mark.parametrize("place", [".", "..", "inner/.."])
+def test_a_folder_is_named_by_its_name_however_it_is_written(place, family_folders, tmp_path, monkeypatch):
+    folder = _with(family_folders["llama"], tmp_path)
+    (folder / "inner").mkdir()
+    monkeypatch.chdir(folder / "inner" if place == ".." else folder)
+    assert load_target(place, dtype="float32").name == "changed"
 
 
 @pytest.mark.parametrize(

@@ -5,23 +5,26 @@ load → questions → every method on every question → results.json per metho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from specwave.artifacts import UserError
 from specwave.benchmark.answers import AnswerFile
 from specwave.benchmark.drafters import DrafterFolder, find_drafters
-from specwave.benchmark.metrics import failed
+from specwave.benchmark.interop import load_all
 from specwave.benchmark.questions import CATEGORIES, Question
-from specwave.benchmark.results import Baseline, Result, build_results, load_results, load_run, save_results
+from specwave.benchmark.results import Baseline, Result, build_results, load_results, save_results
+from specwave.benchmark.rows import failed
 from specwave.benchmark.settings import copy_baseline, earlier_baseline, method_settings, shared_settings
 from specwave.decoding import Autoregressive, Sampling
 
 if TYPE_CHECKING:
     from specwave.app.run import Run
-    from specwave.benchmark.evaluator import Evaluator, Method
+    from specwave.benchmark.answering import Answerer, Method
+    from specwave.target import Target
 
 
 @dataclass
@@ -36,15 +39,18 @@ class EvaluateConfig:
     limit: int | None = None
     categories: list[str] | None = None
     max_new_tokens: int = 64
+    repeat: int = 1
+    devices: int = 1
     baseline: str = "auto"
     allow_other_target: bool = False
     report: list[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise UserError("max_new_tokens", self.max_new_tokens, "must be at least 1")
+        for key in ("max_new_tokens", "repeat", "devices"):
+            if getattr(self, key) < 1:
+                raise UserError(key, getattr(self, key), "must be at least 1")
         if self.report is not None and not self.report:
-            raise UserError("report", self.report, "give null, or a list of run folders of evaluations")
+            raise UserError("report", self.report, "give null, or a list of run folders and answer files")
 
 
 def main(config: EvaluateConfig, run: Run) -> None:
@@ -54,43 +60,68 @@ def main(config: EvaluateConfig, run: Run) -> None:
         SystemExit: when questions failed, with their number, after everything is written.
     """
     if config.report is not None:
-        finish([result for folder in config.report for result in load_run(folder)], run)
+        finish(load_all(config.report), run)
         return
-    questions = config.benchmark.questions(config.limit, config.categories)
+    chosen = (config.limit, config.categories)
+    early = None if config.benchmark.needs_target else config.benchmark.questions(*chosen)  # mistakes show at once
     drafters = find_drafters(config.checkpoint)
     decoding = method_for(config.decoding, drafters)
 
-    from specwave.benchmark.evaluator import Evaluator  # after the checks above, which need no target
+    with own_target(config, run) as target:  # after the checks above, which need none
+        measure(config, run, target, decoding, drafters, early)
 
-    target = config.model.load()
+
+def measure(
+    config: EvaluateConfig,
+    run: Run,
+    target: Target,
+    decoding: Any,
+    drafters: Sequence[DrafterFolder],
+    early: list[Question] | None,
+) -> None:
+    """Every method on every question, then the results.
+
+    Args:
+        early: the questions, where they could be read without a target.
+    """
+    from specwave.benchmark.answering import Answerer
+    from specwave.benchmark.evaluator import Evaluator, predict
+
     if config.max_new_tokens >= target.max_length:
         rule = f"must be below the {target.max_length} positions of {target.name}, which hold the prompt too"
         raise UserError("max_new_tokens", config.max_new_tokens, rule)
+    questions = early or config.benchmark.questions(config.limit, config.categories, target, config.max_new_tokens)
     invariant = getattr(decoding, "batch_invariant", False)
     if invariant:
         target.make_invariant("decoding.batch_invariant")  # or say so before the first question
     shared = shared_settings(target, config.benchmark, questions, config.max_new_tokens, config.sampling, invariant)
-    earlier = None if config.baseline == "auto" else earlier_baseline(config.baseline, shared, run.folder)
-    methods = build_methods(config, target, decoding, drafters, shared, run.folder, measure_plain=earlier is None)
-    asked = {str(question.id) for question in questions}
+    shared |= {key: value for key in ("repeat", "devices") if (value := getattr(config, key)) > 1}
+    fresh = config.baseline == "auto"
+    earlier = earlier_baseline(config.baseline, shared, run.folder) if run.main and not fresh else None
+    methods = build_methods(config, target, decoding, drafters, shared, run, measure_plain=fresh)
+    answerer = Answerer(target, config.max_new_tokens, config.sampling, invariant, config.repeat)
     for method in methods:
-        for row in method.answers.rows:
-            if str(row["question_id"]) not in asked:
-                remedy = "it holds answers to questions that this run does not ask: choose another folder"
-                raise UserError("resume", method.answers.folder / "answers.jsonl", remedy)
+        answerer.check_answers(method, questions)
     names = ", ".join(method.label for method in methods)
     run.say(f"{target.name}: {names} on {len(questions)} questions, up to {config.max_new_tokens} tokens a turn")
     unknown = sorted({question.category for question in questions} - set(CATEGORIES))
     if unknown:
         run.say(f"outside Spec-Bench's categories, so counted overall and in no subtask: {', '.join(unknown)}")
-    evaluator = Evaluator(target, config.max_new_tokens, config.sampling, invariant)
-    evaluator.run(methods, questions)
+    predict(Evaluator(answerer, methods, questions), config.devices)
+    if not run.main:
+        return
+    if config.devices > 1:
+        for method in methods:
+            method.answers.merge([question.id for question in questions])
+    for method in methods:
+        if hasattr(method.proposer, "report"):  # what a method learned: costs, plans
+            method.proposer.report(method.answers.folder)
     if target.device.type == "cuda":  # taken anew for every question, so that of the process is the last question's
         rows = [row for method in methods for row in method.answers.rows]
         run.note(peak_gpu_memory_bytes=max(row["specwave"].get("peak_memory_bytes", 0) for row in rows))
 
     baseline = earlier or Baseline(methods[0].answers.rows)
-    results = [judge(evaluator, method, baseline, questions) for method in methods]
+    results = [judge(answerer, method, baseline, questions) for method in methods]
     if earlier is not None:
         results.insert(0, load_results(run.folder / "baseline", "baseline"))
     elif results[0].folder == run.folder:  # plain decoding alone is its own baseline
@@ -103,11 +134,44 @@ def main(config: EvaluateConfig, run: Run) -> None:
         raise SystemExit(f"{lost} of {total} answers failed (failures in results.json); resume=true tries them again")
 
 
+@contextlib.contextmanager
+def own_target(config: EvaluateConfig, run: Run) -> Iterator[Target]:
+    """The target of this process. Of a run on several devices each has a GPU of its own, or its share of the threads.
+
+    Raises:
+        UserError: more GPUs than there are, or one named by its number beside `devices`.
+    """
+    if config.devices == 1:
+        yield config.model.load()
+        return
+    import torch
+
+    model, threads = config.model, torch.get_num_threads()
+    if model.identify().device.type == "cuda":
+        found = torch.cuda.device_count()
+        if config.devices > found:
+            raise UserError("devices", config.devices, f"there are {found} GPUs: give that, or model.device=cpu")
+        if model.device not in ("auto", "cuda"):
+            raise UserError("model.device", model.device, "with devices > 1 every process takes one: give auto or cuda")
+        model = replace(model, device=f"cuda:{rank_of(run)}")
+    else:
+        torch.set_num_threads(max(1, threads // config.devices))
+    try:
+        yield model.load()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def rank_of(run: Run) -> int:
+    """This process's number among those of the run."""
+    return 0 if run.main else int(os.environ.get("LOCAL_RANK") or 0)
+
+
 def method_for(decoding: Any, drafters: Sequence[DrafterFolder]) -> Any:
     """The decoding method to use. A drafter beside plain decoding, the default, is decoded with by its own method."""
     if decoding.needs_checkpoint and not drafters:
         raise UserError("checkpoint", "null", f"decoding={decoding.label} needs a drafter: give its folder")
-    if not drafters or decoding.needs_checkpoint:
+    if not drafters or getattr(decoding, "takes_checkpoint", decoding.needs_checkpoint):
         return decoding
     if not isinstance(decoding, Autoregressive):
         raise UserError("checkpoint", drafters[0].path, f"decoding={decoding.label} reads no drafter: give null")
@@ -122,12 +186,13 @@ def build_methods(
     decoding: Any,
     drafters: Sequence[DrafterFolder],
     shared: dict[str, Any],
-    folder: Path,
+    run: Run,
     measure_plain: bool,
 ) -> list[Method]:
     """What is to be measured, plain decoding first; their answers files take up what a killed run has finished."""
-    from specwave.benchmark.evaluator import Method
+    from specwave.benchmark.answering import Method
 
+    folder, part = run.folder, rank_of(run) if config.devices > 1 else None
     methods = []
     each: list[DrafterFolder | None] = [*drafters] or [None]
     for drafter in each:
@@ -136,7 +201,7 @@ def build_methods(
         label = drafter.label if drafter else "plain" if proposer is None else decoding.label
         place = folder / label if len(drafters) > 1 else folder
         used = getattr(proposer, "settings", decoding)  # what total_token=auto chose
-        answers = AnswerFile(place, method_settings(shared, used, checkpoint))
+        answers = AnswerFile(place, method_settings(shared, used, checkpoint), part)
         methods.append(
             Method(
                 label=label,
@@ -149,16 +214,16 @@ def build_methods(
         )
     if measure_plain and methods[0].proposer is not None:
         plain = Autoregressive()
-        answers = AnswerFile(folder / "baseline", method_settings(shared, plain, None))
+        answers = AnswerFile(folder / "baseline", method_settings(shared, plain, None), part)
         methods.insert(0, Method("plain", plain.label, None, answers))
     return methods
 
 
-def judge(evaluator: Evaluator, method: Method, baseline: Baseline, questions: Sequence[Question]) -> Result:
+def judge(answerer: Answerer, method: Method, baseline: Baseline, questions: Sequence[Question]) -> Result:
     """A method's results.json: its answers against plain decoding's."""
     verdicts, divergences = None, list[dict[str, Any]]()
-    if evaluator.sampling.greedy:
-        verdicts, divergences = evaluator.verdicts(method, baseline.rows, questions)
+    if answerer.sampling.greedy:
+        verdicts, divergences = answerer.verdicts(method, baseline.rows, questions)
     content = build_results(
         label=method.label,
         method=method.name,

@@ -22,8 +22,10 @@ class Exports:
 
     Args:
         data: facts of the training data, for the cards.
+        layout: of the files, a name of formats.py.
         pictures: copied beside each drafter.
         say: gets the warnings of serving, once.
+        main: False in the further processes of a run, which write nothing; they take part where weights are cut up.
     """
 
     def __init__(
@@ -36,10 +38,12 @@ class Exports:
         data: dict[str, Any],
         pictures: Sequence[Path],
         say: Callable[[str], None],
+        main: bool = True,
+        layout: str = "engines",
     ):
         self.folder, self.module, self.target, self.dtype = folder, module, target, dtype
-        self.groups = {wanted.name: wanted for wanted in groups}
-        self.data, self.pictures, self.say = data, pictures, say
+        self.groups, self.layout = {wanted.name: wanted for wanted in groups}, layout
+        self.data, self.pictures, self.say, self.main = data, pictures, say, main
         self._said: set[str] = set()
         self.best = {name: found for name in self.groups if (found := self._written(name)) is not None}
 
@@ -52,16 +56,14 @@ class Exports:
     def saved(self) -> None:
         """After a checkpoint: `last/`, and `drafters/` where nothing was validated yet."""
         for name in self.groups:
-            self._write(LAST, name)
-            if name not in self.best:
-                self._write(BEST, name)
+            self._write([LAST] if name in self.best else [LAST, BEST], name)
 
     def validated(self) -> None:
-        """After a validation: `drafters/` where it is the best so far; of equal ones the later."""
+        """After a validation: `drafters/` where it is the best so far, of equal ones the later; `last/`, with it."""
         for name, figures in self.module.validated["figures"].items():
-            if figures["tau_hat"] >= self.best.get(name, 0.0):
-                self.best[name] = figures["tau_hat"]
-                self._write(BEST, name)
+            better = figures["tau_hat"] >= self.best.get(name, 0.0)
+            self.best[name] = figures["tau_hat"] if better else self.best[name]
+            self._write([BEST, LAST] if better else [LAST], name)
 
     def finish(self, curves: Sequence[Path]) -> None:
         """Adds the pictures of the run to all of them."""
@@ -69,12 +71,17 @@ class Exports:
             for name in self.groups:
                 add_pictures(self.folder / kind / name, curves)
 
-    def _write(self, kind: str, name: str) -> None:
+    def _write(self, kinds: Sequence[str], name: str) -> None:
+        with self.module.engine.whole(self.module.drafters[name]):
+            for kind in kinds if self.main else ():
+                self._write_one(kind, name)
+
+    def _write_one(self, kind: str, name: str) -> None:
         module = self.module
         training = {"rule": self.groups[name].rule, "step": module.global_step, "tokens": module.tokens}
         training |= asdict(module.options) | self.groups[name].switches
-        figures = module.validated.get("figures", {}).get(name, {})
-        training |= {"validated_at": module.validated.get("step"), "validation": figures}
+        validated = module.validated if module.validated.get("step") == module.global_step else {}  # these weights
+        training |= {"validated_at": validated.get("step"), "validation": validated.get("figures", {}).get(name, {})}
         if name in module.stopped:
             training["stopped"] = module.stopped[name]
         warnings = write_drafter(
@@ -85,6 +92,7 @@ class Exports:
             data=self.data,
             training=training,
             pictures=self.pictures,
+            layout=self.layout,
         )
         for warning in warnings if name not in self._said else ():
             self.say(f"{name}: {warning}")

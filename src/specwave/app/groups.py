@@ -80,8 +80,9 @@ def _layers(entry: Any, num_layers: int, key: str) -> tuple[tuple[int, ...], str
     return check_layers(entry, num_layers, key), None
 
 
-def read_selection(path: str, target: Target) -> tuple[Selection, list[Path]]:
+def read_selection(named: str, target: Target) -> tuple[Selection, list[Path]]:
     """A selection made for this target, and its pictures."""
+    path = Path(named).expanduser()
     chosen = Selection.load(path)
     if chosen.num_layers != target.num_layers or chosen.fingerprint != target.fingerprint:
         raise UserError(
@@ -90,7 +91,7 @@ def read_selection(path: str, target: Target) -> tuple[Selection, list[Path]]:
             f"it was made for {chosen.model} ({chosen.num_layers} layers), this is {target.name} "
             f"({target.num_layers}): select again for this model, or name the layers with groups=[[…]]",
         )
-    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    folder = path if path.is_dir() else path.parent
     return chosen, [folder / name for name in ("entropy.png", "cka.png") if (folder / name).is_file()]
 
 
@@ -110,7 +111,7 @@ def check_warm_start(config: TrainConfig, target: Target, groups: Sequence[Wante
     if path is None:
         return None
     try:
-        sizes, tensors, card = read_drafter(path)
+        sizes, tensors, card = read_drafter(Path(path).expanduser())
         check_target(sizes, card, target)
     except UserError as error:
         raise UserError("drafter.warm_start", error.value, error.remedy) from None

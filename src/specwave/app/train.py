@@ -1,21 +1,25 @@
 """`train.py`: distils one EAGLE-3 drafter for every layer group, all from one pass of the target.
 
 check → load → answer the training prompts → draft vocabulary → fit → drafters/, metrics.csv, curves, a table.
-`task=regenerate`, which makes training data, is in regenerate.py.
+`task=regenerate`, which makes training data, is in regenerate.py; `task=convert`, for drafters of other tools, in
+convert.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from specwave.app.contamination import compare
-from specwave.app.exports import Exports
+from specwave.app.convert import Convert, convert
+from specwave.app.exports import BEST, Exports
 from specwave.app.groups import check_warm_start, drafter_configs, make_drafters, read_selection, wanted_groups
+from specwave.app.preflight import architecture, described, forecast, refuse, report
 from specwave.artifacts import UserError
 from specwave.data.engines import Regenerate, check_engine
-from specwave.eagle.export import TargetFacts
+from specwave.eagle.export import Export, TargetFacts
 from specwave.eagle.offline import StatesConfig, check_states, offline
 
 if TYPE_CHECKING:
@@ -35,7 +39,11 @@ class TrainConfig:
     selection: str | None = None
     top: int = 1
     groups: list[Any] | None = None
-    task: Literal["train", "regenerate"] = "train"
+    task: Literal["train", "regenerate", "convert"] = "train"
+    dry_run: bool = False
+    plan_for: Literal["h100", "h200", "a100"] = "h100"
+    export: Export = field(default_factory=Export)
+    convert: Convert = field(default_factory=Convert)
     regenerate: Regenerate = field(default_factory=Regenerate)
     states: StatesConfig = field(default_factory=StatesConfig)
     seed: int = 0
@@ -51,7 +59,7 @@ class TrainConfig:
             check_engine(self.regenerate)
 
 
-def table(module: GroupTraining, rules: Sequence[str | None]) -> str:
+def table(module: GroupTraining, rules: Mapping[str, str | None]) -> str:
     """The figures of the last validation, a row per drafter."""
     shown = range(min(3, module.options.steps))
     every = module.validated["figures"]
@@ -62,9 +70,11 @@ def table(module: GroupTraining, rules: Sequence[str | None]) -> str:
         + f" {'loss':>8}"
         + (f" {'tau':>6}" if decoded else "")
     ]
-    for (name, figures), rule in zip(every.items(), rules, strict=True):
+    for name, figures in every.items():
         shares = " ".join(f"{figures[f'a_{step}']:>6.3f}" for step in shown)
-        line = f"{name:<{width}} {rule or 'listed':<14} {figures['tau_hat']:>8.3f} {shares} {figures['loss']:>8.3f}"
+        line = (
+            f"{name:<{width}} {rules[name] or 'listed':<14} {figures['tau_hat']:>8.3f} {shares} {figures['loss']:>8.3f}"
+        )
         lines.append(line + (f" {figures['tau']:>6.3f}" if "tau" in figures else ""))
     return "\n".join(lines)
 
@@ -75,10 +85,24 @@ def main(config: TrainConfig, run: Run) -> None:
         from specwave.app.regenerate import regenerate
 
         regenerate(config, run)
-        return
+    elif config.task == "convert":
+        convert(config, run)
+    elif config.dry_run:
+        found = forecast(config, architecture(config.model))
+        report(found, config, run.say)
+        run.note(forecast=described(found))
+    else:
+        train(config, run)
+
+
+def train(config: TrainConfig, run: Run) -> None:
+    """Distils the drafters."""
+    began = time.monotonic()
     device = config.trainer.device()  # before anything is loaded or spawned
-    if config.model.device.partition(":")[0] not in ("auto", device):
+    if config.model.device.partition(":")[0] not in ("auto", device.partition(":")[0]):
         raise UserError("model.device", config.model.device, f"the trainer runs on {device}: set model.device={device}")
+    for warning in refuse(forecast(config, architecture(config.model)), run.folder):
+        run.say(f"warning: {warning}")
     target = replace(config.model, device=device).load()
     chosen, pictures = read_selection(config.selection, target) if config.selection else (None, [])
     groups = wanted_groups(config, chosen, target.num_layers)
@@ -93,9 +117,8 @@ def main(config: TrainConfig, run: Run) -> None:
 
     import torch
 
-    from specwave.app.trainer import Keeper, Progress, fit, last_step, open_logger, read_metrics, sweep_up
+    from specwave.app.trainer import Keeper, Progress, ended, fit, open_logger, sweep_up
     from specwave.eagle.datamodule import DrafterData
-    from specwave.eagle.figures import training_figure
     from specwave.eagle.module import GroupTraining
     from specwave.eagle.watch import Watch
 
@@ -116,57 +139,93 @@ def main(config: TrainConfig, run: Run) -> None:
             run.say("offline, so no held-out prompt is decoded: val_tau is left out")
     elif trains.decode:
         watch = Watch(target, data.validation, trains.decode, options.steps)
-    module = GroupTraining(target, drafters, options, trains.max_steps, trains.log_every, source, watch)
+    rows = config.data.batch_size * trains.processes
+    module = GroupTraining(target, drafters, options, trains.max_steps, trains.log_every, source, watch, rows)
+    module.facts["training data"] = data.digest(module.draft_ids)
     last = run.folder / "checkpoints" / "last.ckpt"
 
     exports = Exports(
         run.folder,
         module,
         groups,
-        TargetFacts(target.name, target.fingerprint, target.num_layers),
+        TargetFacts(target.name, target.fingerprint, target.num_layers, config.model.source),
         getattr(torch, options.export_dtype),
         facts,
         pictures,
         run.say,
+        run.main,
+        config.export.format,
     )
 
     def describe() -> str:
         figures = module.validated.get("figures", {})
         return ", ".join(f"τ̂ {name} {found['tau_hat']:.2f}" for name, found in figures.items())
 
-    sweep_up(run.folder)
-    going_on = run.resume and last.is_file()
-    step = last_step(last) if going_on else 0
-    logger = open_logger(config.logger, run.folder, step)
-    keeper = Keeper(last, trains.save_every, module.finish_step, exports.saved, exports.validated, trains.minutes)
-    callbacks = [keeper, Progress(describe)]
-    trainer = trains.build(target.dtype, logger, callbacks)
+    going_on = run.resume and last.exists()
+    step = trains.last_step(last) if going_on else 0
+    if run.main:
+        sweep_up(run.folder)
+    logger = open_logger(config.logger, run.folder, step) if run.main else False
+    end = None if trains.minutes is None else began + 60 * trains.minutes
+    keeper = Keeper(last, trains.save_every, module.finish_step, exports.saved, exports.validated, end)
+    callbacks = [keeper, Progress(describe)] if run.main else [keeper]
+    trainer = trains.build(target.dtype, logger, callbacks, options.clip, len(drafters))
+    module.engine = trains.engine(trainer)
     loaders = DrafterData(data, config.data.batch_size, config.seed)
-    fit(trainer, module, datamodule=loaders, ckpt_path=str(last) if going_on else None, weights_only=True)
-    if not keeper.in_time:
-        run.status = "stopped"
-        run.note(tokens=module.tokens, steps=trainer.global_step)
-        run.say(
-            f"stopped after {trains.minutes:g} minutes at step {trainer.global_step} of {trains.max_steps}: go on with "
-            f"resume=true hydra.run.dir={run.folder}"
-        )
-        return
-    if module.validated.get("step") != trainer.global_step:
-        trainer.validate(module, datamodule=loaders, verbose=False)
-    logger.finalize("success")
-    title = f"{target.name}: {module.tokens:,} tokens in {module.seconds:.0f} s"
-    drawn = training_figure(run.folder / "curves", read_metrics(run.folder), list(drafters), title)
-    exports.finish(drawn[:1])
+    with ended(logger):
+        try:
+            fit(trainer, module, datamodule=loaders, ckpt_path=str(last) if going_on else None, weights_only=True)
+        except UserError:
+            if run.main:
+                raise
+            return  # all processes stop for the same reason, and the first one says it
+        if not keeper.in_time:
+            stop_here(run, module, trainer, trains)
+            return
+        if module.validated.get("step") != trainer.global_step:
+            trainer.validate(module, datamodule=loaders, verbose=False)
+        if run.main:
+            conclude(run, module, exports, logger)
+            say_figures(run, module, exports, len(watch.prompts) if watch else 0)
+            run.note(contamination=contamination)
 
+
+def stop_here(run: Run, module: GroupTraining, trainer: Any, trains: Any) -> None:
+    """The time is up, the work is not done."""
+    run.status = "stopped"
+    run.note(tokens=module.tokens, steps=trainer.global_step)
+    run.say(
+        f"stopped after {trains.minutes:g} minutes at step {trainer.global_step} of {trains.max_steps}: go on with "
+        f"resume=true hydra.run.dir={run.folder}"
+    )
+
+
+def conclude(run: Run, module: GroupTraining, exports: Exports, logger: Any) -> None:
+    """The picture of the run, and what a tracker shows of its drafters."""
+    from specwave.app.trainer import read_metrics
+    from specwave.eagle.figures import training_figure
+
+    logger.finalize("success")
+    title = f"{module.target.name}: {module.tokens:,} tokens in {module.seconds:.0f} s"
+    drawn = training_figure(run.folder / "curves", read_metrics(run.folder), list(exports.groups), title)
+    exports.finish(drawn[:1])
+    if hasattr(logger, "report"):
+        folders = {name: run.folder / BEST / name for name in exports.groups}
+        logger.report(module.validated["figures"], folders)
+
+
+def say_figures(run: Run, module: GroupTraining, exports: Exports, decoded: int) -> None:
+    """The last words on the console and in run.yaml."""
+    drafters: dict[str, Any] = dict(module.drafters.items())
     run.note(groups={name: drafter.config.layers for name, drafter in drafters.items()}, **module.validated)
-    run.note(contamination=contamination, tokens=module.tokens, training_seconds=round(module.seconds, 1))
-    run.say(table(module, [wanted.rule for wanted in groups]))
+    run.note(tokens=module.tokens, training_seconds=round(module.seconds, 1))
+    run.say(table(module, {name: wanted.rule for name, wanted in exports.groups.items()}))
     for name, reason in module.stopped.items():
         run.note(stopped=module.stopped)
         run.say(f"{name} stopped early: {reason}")
     run.say(
         "on held-out prompts; tau_hat counts the target's own token and compares to tau on greedy on-policy text only"
-        + (f"; tau is of decoding {len(watch.prompts)} of them" if watch is not None and watch.prompts else "")
+        + (f"; tau is of decoding {decoded} of them" if decoded else "")
     )
-    run.say(f"{trainer.global_step} steps, {module.tokens} tokens, {module.seconds:.0f} s of training")
-    run.say(f"written: {run.folder / 'drafters'}")
+    run.say(f"{module.global_step} steps, {module.tokens} tokens, {module.seconds:.0f} s of training")
+    run.say(f"written: {run.folder / BEST}")

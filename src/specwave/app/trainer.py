@@ -5,14 +5,16 @@ Knows nothing about drafters.
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import os
 import pickle
-import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import Any, NoReturn
 
 import pytorch_lightning as pl
 import torch
@@ -20,17 +22,19 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from tqdm import tqdm
 
 from specwave.artifacts import UserError, drop_torn_line, reading, write_torch
+from specwave.eagle.world import Engine
 
+METRICS, EARLIER = "metrics.csv", "metrics.earlier.csv"
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
-PRECISIONS = ("auto", "32-true", "bf16-mixed", "16-mixed")
+PRECISIONS = ("auto", "32-true", "bf16-mixed")  # float16 would need a scaled loss, and steps passed over
 
 
 @dataclass
 class TrainerConfig:
-    """`conf/trainer/*.yaml`."""
+    """`conf/trainer/cpu.yaml` and `gpu.yaml`: one process. Several are in distributed.py."""
 
     accelerator: str = "cpu"
-    devices: int = 1
+    devices: int | None = 1
     precision: str = "auto"
     max_steps: int = 300
     save_every: int = 100
@@ -41,7 +45,7 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         for key in ("devices", "max_steps", "save_every", "validate_every", "log_every"):
-            if getattr(self, key) < 1:
+            if getattr(self, key) is not None and getattr(self, key) < 1:
                 raise UserError(f"trainer.{key}", getattr(self, key), "must be ≥ 1")
         if self.decode < 0:
             raise UserError("trainer.decode", self.decode, "must be ≥ 0, which is none")
@@ -53,19 +57,55 @@ class TrainerConfig:
 
     def device(self) -> str:
         """`cpu` or `cuda`; refuses devices that are not here, before a process is started for them."""
-        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if self.accelerator in ("gpu", "cuda") and self.devices > found:
-            if self.devices == 1:
-                raise UserError("trainer.accelerator", self.accelerator, "there is no CUDA GPU here: use trainer=cpu")
-            remedy = f"{self.devices} CUDA GPUs are asked for and {found} are here: use "
-            raise UserError(
-                "trainer.devices", self.devices, remedy + (f"trainer.devices={found}" if found else "trainer=cpu")
-            )
-        if self.devices > 1:
-            raise UserError("trainer.devices", self.devices, "training runs on one device: set trainer.devices=1")
-        return "cpu" if self.accelerator == "cpu" or not found else "cuda"
+        count = self.devices or 1
+        if self.accelerator in ("gpu", "cuda") and count > gpus():
+            self.refuse_gpus(count)
+        if count > 1:
+            remedy = "training runs on one device with this trainer: set trainer.devices=1, or use trainer=ddp"
+            raise UserError("trainer.devices", count, remedy)
+        return "cuda" if self.on_gpu else "cpu"
 
-    def build(self, target_dtype: torch.dtype, logger: Any, callbacks: list[pl.Callback]) -> pl.Trainer:
+    def refuse_gpus(self, count: int) -> NoReturn:
+        if count == 1:
+            raise UserError("trainer.accelerator", self.accelerator, "there is no CUDA GPU here: use trainer=cpu")
+        remedy = f"{count} CUDA GPUs are asked for and {gpus()} are here: use "
+        raise UserError("trainer.devices", count, remedy + (f"trainer.devices={gpus()}" if gpus() else "trainer=cpu"))
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.accelerator != "cpu" and gpus() > 0
+
+    @property
+    def per_node(self) -> int:
+        """Processes on each machine."""
+        return 1
+
+    @property
+    def nodes(self) -> int:
+        return 1
+
+    @property
+    def processes(self) -> int:
+        return self.per_node * self.nodes
+
+    def strategy(self, clip: float, drafters: int) -> Any:
+        """Lightning's, for so many drafters, each clipped at `clip`."""
+        return "auto"
+
+    def plugins(self) -> list[Any]:
+        return [AtomicCheckpoints()]
+
+    def engine(self, trainer: pl.Trainer) -> Engine:
+        """What the built trainer takes into its own hands."""
+        return Engine()
+
+    def last_step(self, path: Path) -> int:
+        """The step of a checkpoint; refuses one that is not whole, or that this trainer cannot go on from."""
+        return last_step(path)
+
+    def build(
+        self, target_dtype: torch.dtype, logger: Any, callbacks: list[pl.Callback], clip: float = 0.0, drafters: int = 1
+    ) -> pl.Trainer:
         """A trainer that writes nothing of its own; precision `auto` is bf16 autocast where the target is bf16."""
         warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # of Lightning about its own code
         warnings.filterwarnings(
@@ -73,8 +113,10 @@ class TrainerConfig:
         )  # reading a batch takes microseconds
         mixed = "bf16-mixed" if target_dtype == torch.bfloat16 else "32-true"
         return pl.Trainer(
-            accelerator="gpu" if self.device() == "cuda" else "cpu",
-            devices=self.devices,
+            accelerator="gpu" if self.on_gpu else "cpu",
+            devices=self.per_node,
+            num_nodes=self.nodes,
+            strategy=self.strategy(clip, drafters),
             precision=mixed if self.precision == "auto" else self.precision,  # type: ignore[arg-type]
             max_steps=self.max_steps,
             val_check_interval=self.validate_every,
@@ -83,12 +125,17 @@ class TrainerConfig:
             logger=logger,
             log_every_n_steps=1,
             callbacks=callbacks,
-            plugins=[AtomicCheckpoints()],
+            plugins=self.plugins(),
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
             use_distributed_sampler=False,
         )
+
+
+def gpus() -> int:
+    """CUDA GPUs of this machine."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 class AtomicCheckpoints(TorchCheckpointIO):
@@ -100,9 +147,11 @@ class AtomicCheckpoints(TorchCheckpointIO):
 
 class Keeper(pl.Callback):
     """Calls `stepped()` after every step; every n steps and after the last one writes `last.ckpt` and calls `saved()`;
-    calls `validated()` after a validation. After so many minutes it saves and ends the attempt: `in_time` is False.
+    calls `validated()` after a validation. Once the clock stands at `end` it saves and ends the attempt: `in_time` is
+    False.
 
     Callbacks come before the module's own hooks: what belongs to a step and into its checkpoint goes into `stepped`.
+    A step with a validation is saved behind it, so that a run that is killed within comes back to it.
     """
 
     def __init__(
@@ -112,24 +161,35 @@ class Keeper(pl.Callback):
         stepped: Callable[[], None],
         saved: Callable[[], None],
         validated: Callable[[], None],
-        minutes: float | None = None,
+        end: float | None = None,
     ):
+        """`end`: of `time.monotonic()`; None: no end."""
         self.path, self.every, self.stepped, self.saved, self.validated = path, every, stepped, saved, validated
-        self.end = None if minutes is None else time.monotonic() + 60 * minutes
-        self.in_time = True
+        self.end, self.in_time, self.waiting = end, True, False
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self.stepped()
-        last = trainer.global_step == trainer.max_steps
-        if self.end is not None and time.monotonic() > self.end and not last:
-            self.in_time = False
-            trainer.should_stop = True
-        if trainer.global_step % self.every == 0 or last or not self.in_time:
+        step, last = trainer.global_step, trainer.global_step == trainer.max_steps
+        validates = step % int(trainer.val_check_interval) == 0
+        if self.end is not None and not last:  # processes reach it at different moments: all stop where one does
+            late = trainer.strategy.reduce_boolean_decision(monotonic() > self.end, all=False)
+            self.in_time = not late
+            trainer.should_stop = late
+            if late and not validates:
+                trainer.limit_val_batches = 0  # Lightning validates where it is stopped; when must not depend on time
+        self.waiting = step % self.every == 0 or last or not self.in_time
+        if not validates:
+            self._save(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.validated()
+        self._save(trainer)
+
+    def _save(self, trainer: pl.Trainer) -> None:
+        if self.waiting:
+            self.waiting = False
             trainer.save_checkpoint(self.path, weights_only=False)
             self.saved()
-
-    def on_validation_end(self, *_: Any) -> None:
-        self.validated()
 
 
 class Progress(pl.Callback):
@@ -162,19 +222,34 @@ def last_step(path: Path) -> int:
 
 
 def fit(trainer: pl.Trainer, *arguments: Any, **options: Any) -> None:
-    """`trainer.fit`, but an interruption stays one: Lightning makes it exit code 1, and a sweep would go on."""
+    """`trainer.fit`, but an interruption stays one: Lightning makes it exit code 1, and a sweep would go on. Whatever
+    ends it ends the processes that it started."""
     try:
         trainer.fit(*arguments, **options)
-    except SystemExit as stop:
-        if isinstance(stop.__context__, KeyboardInterrupt):
+    except BaseException as error:
+        end_others(trainer)
+        if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         raise
 
 
+def end_others(trainer: pl.Trainer) -> None:
+    """Ends the other processes of this machine, which would wait for this one for ever."""
+    started = getattr(trainer.strategy.launcher, "procs", [])
+    others = list(started)
+    started.clear()  # Lightning watches this list and would kill this process too
+    for other in others:
+        other.kill()
+        other.wait()
+
+
 def open_logger(make: Callable[..., Any], folder: Path, step: int) -> Any:
     """The logger in the run's folder; of an earlier attempt's metrics.csv the rows up to `step` are kept."""
-    with reading("resume", folder / "metrics.csv", "remove the file, or choose another folder"):
-        rows = [row for row in _rows(folder) if int(row["step"]) <= step]
+    path, earlier = folder / METRICS, folder / EARLIER
+    if path.is_file() and not earlier.is_file():
+        os.replace(path, earlier)  # Lightning's logger begins by removing what it finds
+    with reading("resume", path, "remove the file, or choose another folder"):
+        rows = [row for row in _rows(earlier) if int(row["step"]) <= step]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the folder is not empty: it is the run's
         logger = make(save_dir=str(folder))
@@ -182,16 +257,28 @@ def open_logger(make: Callable[..., Any], folder: Path, step: int) -> Any:
             experiment: Any = logger.experiment
             experiment.metrics = rows
             experiment.save()
+    earlier.unlink(missing_ok=True)
     return logger
+
+
+@contextlib.contextmanager
+def ended(logger: Any) -> Iterator[None]:
+    """Ends at its service what a logger began there (`close`), however the run ends."""
+    close = getattr(logger, "close", lambda code: None)
+    try:
+        yield
+    except BaseException:
+        close(1)
+        raise
+    close(0)
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """The rows of metrics.csv, empty fields left out; [] where there is none."""
-    return [{key: float(value) for key, value in row.items() if value} for row in _rows(folder)]
+    return [{key: float(value) for key, value in row.items() if value} for row in _rows(folder / METRICS)]
 
 
-def _rows(folder: Path) -> list[dict[str, str]]:
-    path = folder / "metrics.csv"
+def _rows(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
     drop_torn_line(path)

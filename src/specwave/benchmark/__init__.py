@@ -1,5 +1,6 @@
 """Questions, measurement against plain decoding, results and their report."""
 
-from specwave.benchmark.questions import Benchmark, Question
+from specwave.benchmark.long_context import LongContext
+from specwave.benchmark.questions import Benchmark, Question, SpecBench
 
-__all__ = ["Benchmark", "Question"]
+__all__ = ["Benchmark", "LongContext", "Question", "SpecBench"]

@@ -2,16 +2,17 @@
 
     {"question_id", "category", "answer_id", "model_id",
      "choices": [{"index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths"}], "tstamp",
-     "specwave": {"tokens", "prefill_seconds", "draft_seconds", "verify_seconds", "warmup_seconds",
-                  "peak_memory_bytes"}}
+     "specwave": {"tokens", "draft_levels", "prefill_seconds", "draft_seconds", "verify_seconds", "accept_seconds",
+                  "warmup_seconds", "sources", "peak_memory_bytes", "repetitions"}}
 
-Lists have an entry per turn, but `accept_lengths` is flat over the turns. `specwave` is ours, kept apart. A question
-that failed has no choices and `"specwave": {"error", "traceback"}`.
+Lists have an entry per turn, but `accept_lengths` and `draft_levels` are flat over the turns, an entry per round. A
+question that was answered n times has n choices. `specwave` is ours, kept apart; its lists are those of the first
+choice, `repetitions` holds those of the others. A question that failed has no choices and `"specwave": {"error",
+"traceback"}`. `sources` is there where a method has several sources of drafts.
 """
 
 from __future__ import annotations
 
-import math
 import time
 import traceback
 import uuid
@@ -21,13 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from specwave.artifacts import UserError, append_line, drop_torn_line, read_json, read_jsonl, write_json, write_text
-from specwave.benchmark.metrics import failed
 from specwave.benchmark.questions import Question
+from specwave.benchmark.rows import failed, repetitions
 
 
 @dataclass
 class Turn:
-    """One answered turn: text, its tokens, the tokens each round committed, and where the seconds went."""
+    """One answered turn: text, its tokens, the tokens each round committed, and where the seconds went.
+
+    `verify_seconds` holds `accept_seconds`; `draft_levels`: how deep each round's draft went, None where unknown;
+    `sources`: the account of a method with several sources of drafts (`copying.ledger`).
+    """
 
     text: str
     tokens: list[int]
@@ -37,26 +42,43 @@ class Turn:
     draft_seconds: float
     verify_seconds: float
     warmup_seconds: float = 0.0
+    accept_seconds: float = 0.0
+    draft_levels: list[int] | None = None
+    sources: dict[str, Any] | None = None
 
 
-def finished_row(question: Question, model_id: str, turns: Sequence[Turn], peak_memory: int | None) -> dict[str, Any]:
-    choice = {
-        "index": 0,
+LARGEST = 1e15  # no number of an answer is as large; sums and quotients of smaller ones are finite
+SECONDS = ("prefill_seconds", "draft_seconds", "verify_seconds", "accept_seconds", "warmup_seconds")
+
+
+def finished_row(
+    question: Question, model_id: str, answered: Sequence[Sequence[Turn]], peak_memory: int | None
+) -> dict[str, Any]:
+    """The line of a question that was answered once or several times."""
+    choices = [_choice(index, turns) for index, turns in enumerate(answered)]
+    first, *others = map(_own, answered)
+    more = {"repetitions": others} if others else {}
+    return _row(question, model_id, choices, {**first, "peak_memory_bytes": peak_memory, **more})
+
+
+def _choice(index: int, turns: Sequence[Turn]) -> dict[str, Any]:
+    return {
+        "index": index,
         "turns": [turn.text for turn in turns],
         "decoding_steps": [len(turn.accept_lengths) for turn in turns],
         "new_tokens": [len(turn.tokens) for turn in turns],
         "wall_time": [turn.seconds for turn in turns],
         "accept_lengths": [length for turn in turns for length in turn.accept_lengths],
     }
-    own = {
-        "tokens": [turn.tokens for turn in turns],
-        "prefill_seconds": [turn.prefill_seconds for turn in turns],
-        "draft_seconds": [turn.draft_seconds for turn in turns],
-        "verify_seconds": [turn.verify_seconds for turn in turns],
-        "warmup_seconds": [turn.warmup_seconds for turn in turns],
-        "peak_memory_bytes": peak_memory,
-    }
-    return _row(question, model_id, [choice], own)
+
+
+def _own(turns: Sequence[Turn]) -> dict[str, Any]:
+    own: dict[str, Any] = {"tokens": [turn.tokens for turn in turns]}
+    if all(turn.draft_levels is not None for turn in turns):
+        own["draft_levels"] = [levels for turn in turns for levels in turn.draft_levels or []]
+    if any(turn.sources for turn in turns):
+        own["sources"] = [turn.sources for turn in turns]
+    return own | {name: [getattr(turn, name) for turn in turns] for name in SECONDS}
 
 
 def failed_row(question: Question, model_id: str, error: BaseException) -> dict[str, Any]:
@@ -81,31 +103,43 @@ class AnswerFile:
     """The answers of one method in one folder, with the settings they were made under (`settings.json`).
 
     Going on in a folder keeps every finished question, drops a line that a killed run left torn, and drops failed rows:
-    those questions are tried again.
+    those questions are tried again. Of a run on several devices, each has a `part`, 0 … n−1, and writes to
+    `answers.<part>.jsonl` until `merge`; part 0 takes up what parts a killed run has left, before the others begin.
     """
 
     folder: Path
     settings: dict[str, Any]
+    part: int | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "answers.jsonl"
-        drop_torn_line(path)
-        if path.exists() and path.stat().st_size:
+        if not self.part:
+            drop_torn_line(path)
+        if any(place.exists() and place.stat().st_size for place in (path, *parts(self.folder))):
+            same = differences(read_json(self.folder / "settings.json", "resume"), self.settings)
+            if same:
+                raise UserError("resume", path, f"these answers were made with other settings: {'; '.join(same)}")
             self._take_up(path)
-        write_json(self.folder / "settings.json", self.settings)
-        self._stream = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run lasts
+        if not self.part:
+            write_json(self.folder / "settings.json", self.settings)
+        name = "answers.jsonl" if self.part is None else f"answers.{self.part}.jsonl"
+        self._stream = open(self.folder / name, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run lasts
 
     def _take_up(self, path: Path) -> None:
-        same = differences(read_json(self.folder / "settings.json", "resume"), self.settings)
-        if same:
-            raise UserError("resume", path, f"these answers were made with other settings: {'; '.join(same)}")
-        rows = read_answers(path, "resume")
-        self.rows = [row for row in rows if not failed(row)]
-        if len(self.rows) < len(rows):
-            kept = [line for line, row in zip(_lines(path), rows, strict=True) if not failed(row)]
-            write_text(path, "".join(line + "\n" for line in kept))
+        known, left = _read_lines(path), [] if self.part else parts(self.folder)
+        found = {name: entry for name, entry in known.items() if not failed(entry[1])}
+        for place in left:
+            drop_torn_line(place)
+            for name, entry in _read_lines(place).items():
+                if not failed(entry[1]):
+                    found.setdefault(name, entry)
+        if not self.part and found != known:
+            write_text(path, _joined(found))
+        for place in left:
+            place.unlink()
+        self.rows = [row for _, row in found.values()]
 
     @property
     def done(self) -> set[Any]:
@@ -119,13 +153,45 @@ class AnswerFile:
     def close(self) -> None:
         self._stream.close()
 
+    def merge(self, order: Sequence[Any]) -> None:
+        """Part 0, when all are done: one file in the order of these question ids, and its rows; the parts go."""
+        path, found = self.folder / "answers.jsonl", dict[str, tuple[str, dict[str, Any]]]()
+        for place in (path, *parts(self.folder)):
+            found |= _read_lines(place)
+        places = {str(name): place for place, name in enumerate(order)}
+        whole = {name: found[name] for name in sorted(found, key=lambda name: places.get(name, len(places)))}
+        write_text(path, _joined(whole))
+        for place in parts(self.folder):
+            place.unlink()
+        self.rows = [row for _, row in whole.values()]
+
+
+def parts(folder: Path) -> list[Path]:
+    """The answers files of devices that are not merged yet."""
+    return sorted(folder.glob("answers.*.jsonl"))
+
+
+def _read_lines(path: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Question id → its line and row; {} for no file or an empty one."""
+    if not path.exists() or not path.stat().st_size:
+        return {}
+    rows = read_answers(path, "resume")
+    return {str(row["question_id"]): (line, row) for line, row in zip(_lines(path), rows, strict=True)}
+
+
+def _joined(entries: dict[str, tuple[str, dict[str, Any]]]) -> str:
+    return "".join(line + "\n" for line, _ in entries.values())
+
 
 def _lines(path: Path) -> list[str]:
     return [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 
-def read_answers(path: Path | str, key: str) -> list[dict[str, Any]]:
+def read_answers(path: Path | str, key: str, own: bool = True) -> list[dict[str, Any]]:
     """The rows of an answers file.
+
+    Args:
+        own: it must be specwave's; False: Spec-Bench's fields will do.
 
     Raises:
         UserError: for a line that is no answer, or a question answered twice.
@@ -133,7 +199,7 @@ def read_answers(path: Path | str, key: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     seen: dict[Any, int] = {}
     for number, row in read_jsonl(path, key):
-        problem = _problem(row)
+        problem = _problem(row) or (_own_problem(row) if (own or row.get("specwave")) and not failed(row) else None)
         if problem is None and seen.setdefault(str(row["question_id"]), number) != number:
             problem = f"question {row['question_id']!r} was answered in line {seen[str(row['question_id'])]} already"
         if problem is not None:
@@ -152,33 +218,69 @@ def _problem(row: dict[str, Any]) -> str | None:
         return "choices must be a list, and specwave an object"
     if not row["choices"] and not failed(row):
         return "it holds no choice and no error"
+    if not isinstance(row["category"], str):
+        return "category must be a text"
     for choice in row["choices"]:
+        if not isinstance(choice, dict):
+            return "every choice must be an object"
         for name in ("new_tokens", "wall_time", "accept_lengths"):
-            values = choice.get(name) if isinstance(choice, dict) else None
+            values = choice.get(name)
             if not isinstance(values, list) or not all(map(_is_count, values)):
                 return f"{name} must be a list of numbers that are not negative"
-    return None if failed(row) else _own_problem(row)
+        steps = choice.get("decoding_steps", choice["new_tokens"])
+        if not isinstance(steps, list) or not all(map(_is_count, steps)):
+            return "decoding_steps must be a list of numbers that are not negative"
+        if not len(choice["new_tokens"]) == len(choice["wall_time"]) == len(steps):
+            return "new_tokens, wall_time and decoding_steps must have a number for every turn"
+        if not all(length == int(length) for length in choice["new_tokens"] + choice["accept_lengths"]):
+            return "new_tokens and accept_lengths must be whole numbers"
+    return None
 
 
 def _own_problem(row: dict[str, Any]) -> str | None:
-    """What specwave needs of a finished row beside Spec-Bench's fields, to compare outputs token by token."""
-    own, texts = row.get("specwave", {}), row["choices"][0].get("turns")
-    peak, tokens = own.get("peak_memory_bytes"), own.get("tokens")
-    if (
-        not isinstance(row["category"], str)
-        or not isinstance(texts, list)
-        or not all(isinstance(t, str) for t in texts)
-    ):
-        return "category must be a text and turns a list of texts"
-    if not isinstance(tokens, list) or len(tokens) != len(texts) or not all(isinstance(turn, list) for turn in tokens):
-        return "specwave.tokens must hold a list of token ids for every turn"
+    """What specwave needs of a finished row beside Spec-Bench's fields: to compare outputs token by token, and to tell
+    where the time went."""
+    own = row.get("specwave", {})
+    peak, others = own.get("peak_memory_bytes"), own.get("repetitions", [])
     if peak is not None and not _is_count(peak):
         return "specwave.peak_memory_bytes must be a number"
+    if not isinstance(others, list) or not all(isinstance(other, dict) for other in others):
+        return "specwave.repetitions must be a list of objects"
+    if len(others) != len(row["choices"]) - 1:
+        return f"specwave tells of {len(others) + 1} repetitions, choices of {len(row['choices'])}"
+    problems = (_noted_problem(choice, noted) for choice, noted in repetitions(row))
+    return next((problem for problem in problems if problem is not None), None)
+
+
+def _noted_problem(choice: dict[str, Any], noted: dict[str, Any]) -> str | None:
+    texts, tokens, levels = choice.get("turns"), noted.get("tokens"), noted.get("draft_levels")
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return "turns must be a list of texts"
+    if len(texts) != len(choice["new_tokens"]):
+        return "new_tokens must have a number for every turn"
+    if not isinstance(tokens, list) or len(tokens) != len(texts) or not all(isinstance(turn, list) for turn in tokens):
+        return "specwave.tokens must hold a list of token ids for every turn"
+    if not all(isinstance(token, int) and not isinstance(token, bool) for turn in tokens for token in turn):
+        return "specwave.tokens must hold whole numbers"
+    if [len(turn) for turn in tokens] != choice["new_tokens"]:
+        return "new_tokens must be the numbers of specwave.tokens"
+    if sum(choice["accept_lengths"]) != sum(choice["new_tokens"]):
+        return "accept_lengths must add up to new_tokens"
+    if levels is not None and (
+        not isinstance(levels, list)
+        or not all(isinstance(level, int) and level >= 0 for level in levels)
+        or len(levels) != len(choice["accept_lengths"])
+    ):
+        return "specwave.draft_levels must hold a number for every round"
+    for name in SECONDS:
+        values = noted.get(name, [0.0] * len(texts))
+        if not isinstance(values, list) or len(values) != len(texts) or not all(map(_is_count, values)):
+            return f"specwave.{name} must have a number of seconds for every turn"
     return None
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST
 
 
 def differences(earlier: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:

@@ -1,218 +1,136 @@
-"""Methods and the plain baseline over the same questions, in one process.
+"""The evaluation as a Lightning module: `Trainer.predict` on one device or several, each with questions of its own.
 
-Question by question, and within a question every method in an order that is rotated from question to question, so that
-a machine that drifts (warm, busy) drifts for all alike. Each finished question is on disk before the next begins.
+Devices take every n-th of the questions that wait, so categories and lengths are spread alike; each writes an answers
+file of its own, merged when all are done. Within a device the order of methods is balanced as on one (`answering.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import resource
-import sys
-import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import logging
+import signal
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
-import torch
+import pytorch_lightning as pl
+from pytorch_lightning.strategies import DDPStrategy
 from tqdm import tqdm
 
-from specwave.benchmark.answers import AnswerFile, Turn, failed_row, finished_row
-from specwave.benchmark.exact import Comparison, TargetScorer, compare
-from specwave.benchmark.metrics import Verdict, failed
+from specwave.benchmark.answering import Answerer, Method
 from specwave.benchmark.questions import Question
-from specwave.data.conversations import prompt_ids
-from specwave.decoding import Sampling, generate
-from specwave.target import Target
 
-WARM_UP_TOKENS = 16
+LONGEST = timedelta(days=7)  # a device that is done waits for the others
 
 
-@dataclass
-class Method:
-    """A method under test. `proposer` None is plain decoding."""
+class Share:
+    """The questions of one device, as Lightning iterates them. A list would be several loaders to it."""
 
-    label: str
-    name: str
-    proposer: Any
-    answers: AnswerFile
-    layers: list[int] | None = None
-    rule: str | None = None
+    def __init__(self, places: Sequence[int]):
+        self.places = places
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
 
 
-@dataclass
-class Evaluator:
-    """Decodes questions with one target.
+class Evaluator(pl.LightningModule):
+    """Answers what is not answered yet. A batch is the place of one question."""
 
-    Attributes:
-        max_new_tokens: the limit per turn.
-        sampling, batch_invariant: as in `generate`.
-    """
+    def __init__(self, answerer: Answerer, methods: Sequence[Method], questions: Sequence[Question]):
+        super().__init__()
+        self.answerer, self.methods, self.questions = answerer, list(methods), list(questions)
+        self.allow_zero_length_dataloader_with_multiple_devices = True
 
-    target: Target
-    max_new_tokens: int
-    sampling: Sampling
-    batch_invariant: bool = False
-
-    # ---------------------------------------------------------------- answering
-
-    def run(self, methods: Sequence[Method], questions: Sequence[Question]) -> None:
-        """Answers what is not answered yet; a question that fails is a row that says so, and the run goes on."""
-        waiting = [
-            (question, method)
-            for number, question in enumerate(questions)
-            for method in rotated(methods, number)
-            if question.id not in method.answers.done
+    def waiting(self) -> list[int]:
+        """Places of the questions that some method has not answered. All devices see the same: what each writes from
+        now on is read by no other."""
+        return [
+            number
+            for number, question in enumerate(self.questions)
+            if any(question.id not in method.answers.done for method in self.methods)
         ]
-        for method in methods:
-            if any(pending is method for _, pending in waiting):
-                self._warm_up(method)
-        with tqdm(waiting, desc="questions", unit="answer", disable=None, dynamic_ncols=True) as progress:
-            for question, method in progress:
-                progress.set_postfix_str(f"{method.label}, {question.category}", refresh=False)
-                method.answers.add(self.answer(method, question))
-        for method in methods:
+
+    def predict_dataloader(self) -> Any:
+        own = self.waiting()[self.trainer.global_rank :: self.trainer.world_size]
+        self.progress = tqdm(
+            total=len(own), desc="questions", unit="question", disable=True if self.global_rank else None
+        )
+        return Share(own)
+
+    def on_predict_start(self) -> None:
+        end_on_terminate(self.trainer)
+        waiting = [self.questions[number].id for number in self.waiting()]
+        for method in self.methods:
+            if not set(waiting) <= method.answers.done:
+                self.answerer.warm_up(method)
+
+    def predict_step(self, number: int, batch_idx: int = 0) -> int:
+        question = self.questions[number]
+        self.progress.set_postfix_str(question.category, refresh=False)
+        self.answerer.answer_all(self.methods, question, number)
+        self.progress.update()
+        return number
+
+    def on_predict_end(self) -> None:
+        self.progress.close()
+
+
+def predict(evaluator: Evaluator, devices: int = 1) -> None:
+    """Answers all questions; returns when every device is done. On each device but the first the answers are then the
+    first's to read.
+
+    Raises:
+        KeyboardInterrupt, SystemExit: when the user or the system ends the run.
+    """
+    try:
+        if evaluator.waiting():
+            _predict(evaluator, devices)
+    finally:
+        for method in evaluator.methods:
             method.answers.close()
 
-    def answer(self, method: Method, question: Question) -> dict[str, Any]:
-        """One question's row."""
-        if self.target.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.target.device)
-        turns: list[Turn] = []
+
+def _predict(evaluator: Evaluator, devices: int) -> None:
+    logging.getLogger("lightning_fabric.utilities.distributed").setLevel(
+        logging.WARNING
+    )  # every process would say hello
+    device = evaluator.answerer.target.device
+    cuda = device.type == "cuda"
+    only: Any = [device.index or 0] if cuda else 1
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*(zero length|LeafSpec).*")
+        trainer = pl.Trainer(
+            accelerator="gpu" if cuda else "cpu",
+            devices=devices if devices > 1 else only,
+            strategy=DDPStrategy(timeout=LONGEST) if devices > 1 else "auto",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+        )
         try:
-            for number in range(len(question.turns)):
-                ids = self.prompt(question, [turn.text for turn in turns])
-                turns.append(self._turn(method, ids, sequence_id(question, number)))
-        except Exception as error:  # whatever a method does, the other questions and methods count
-            return failed_row(question, f"{self.target.name}-{method.label}", error)
-        return finished_row(question, f"{self.target.name}-{method.label}", turns, peak_memory(self.target.device))
-
-    def prompt(self, question: Question, answers: Sequence[str]) -> list[int]:
-        """The ids of the next turn: the conversation so far with the method's own answers, and the next message."""
-        messages = []
-        for message, answer in zip(question.turns, answers, strict=False):
-            messages += [{"role": "user", "content": message}, {"role": "assistant", "content": answer}]
-        messages.append({"role": "user", "content": question.turns[len(answers)]})
-        return prompt_ids(self.target, messages)
-
-    def decode(self, proposer: Any, ids: Sequence[int], limit: int, sequence: int = 0) -> Any:
-        """A `Generation` of one row."""
-        ids_BT = torch.tensor([list(ids)], device=self.target.device)
-        return generate(
-            self.target,
-            proposer,
-            ids_BT,
-            max_new_tokens=limit,
-            sampling=self.sampling,
-            sequence_ids=[sequence],
-            batch_invariant=self.batch_invariant,
-        )
-
-    def _turn(self, method: Method, ids: Sequence[int], sequence: int) -> Turn:
-        made = self.decode(method.proposer, ids, self.max_new_tokens, sequence)
-        return Turn(
-            text=self.target.tokenizer.decode(made.tokens, skip_special_tokens=True),
-            tokens=list(made.tokens),
-            accept_lengths=list(made.accept_lengths),
-            seconds=made.seconds,
-            prefill_seconds=made.prefill_seconds,
-            draft_seconds=made.draft_seconds,
-            verify_seconds=made.verify_seconds,
-            warmup_seconds=made.warmup_seconds,
-        )
-
-    def _warm_up(self, method: Method) -> None:
-        """The first forwards pay for allocation and packing; no question shall."""
-        ids = prompt_ids(self.target, [{"role": "user", "content": "Count to ten, then say good night."}])
-        with contextlib.suppress(Exception):  # what fails here fails at the questions, where it is written down
-            self.decode(method.proposer, ids, WARM_UP_TOKENS)
-
-    # ---------------------------------------------------------------- is it the target's own output?
-
-    def verdicts(
-        self, method: Method, baseline: Sequence[dict[str, Any]], questions: Sequence[Question]
-    ) -> tuple[dict[Any, Verdict], list[dict[str, Any]]]:
-        """Per question finished by both, whether the method gave the target's own output.
-
-        Returns:
-            verdicts by question id, and the divergences as plain rows: in float32 judged under the contract (near-ties
-            are excused), else the first one of each question with its top-2 gap.
-        """
-        plain = {row["question_id"]: row for row in baseline if not failed(row)}
-        by_id = {question.id: question for question in questions}
-        found, listed = {}, []
-        for row in method.answers.rows:
-            if failed(row) or row["question_id"] not in plain:
-                continue
-            question = by_id[row["question_id"]]
-            comparisons = self._compare(method, question, row, plain[question.id])
-            ties = sum(len(comparison.near_ties) for comparison in comparisons)
-            exact = all(comparison.equal for comparison in comparisons)
-            found[question.id] = Verdict(exact, ties if self.target.dtype == torch.float32 else None)
-            for turn, comparison in enumerate(comparisons):
-                for divergence in comparison.divergences:
-                    listed.append({"question_id": question.id, "turn": turn, **vars(divergence)})
-        return found, listed
-
-    def _compare(
-        self, method: Method, question: Question, row: dict[str, Any], plain: dict[str, Any]
-    ) -> list[Comparison]:
-        """A comparison per turn, up to the first that is not equal.
-
-        A near-tie in one turn changes the next turn's prompt: the reference is then the target's own answer to that
-        prompt, decoded here.
-        """
-        comparisons: list[Comparison] = []
-        float32 = self.target.dtype == torch.float32
-        texts, tokens = row["choices"][0]["turns"], row["specwave"]["tokens"]
-        plain_texts, plain_tokens = plain["choices"][0]["turns"], plain["specwave"]["tokens"]
-        for turn in range(len(question.turns)):
-            if tokens[turn] == plain_tokens[turn] and texts[:turn] == plain_texts[:turn]:
-                comparisons.append(Comparison())
-                continue
-            ids, sequence = self.prompt(question, texts[:turn]), sequence_id(question, turn)
-            reference = plain_tokens[turn]
-            if texts[:turn] != plain_texts[:turn]:
-                reference = list(self.decode(None, ids, self.max_new_tokens, sequence).tokens)
-
-            def again(ids: list[int], limit: int, sequence: int = sequence) -> list[int]:
-                return list(self.decode(method.proposer, ids, limit, sequence).tokens)
-
-            comparisons.append(
-                compare(
-                    ids,
-                    reference,
-                    tokens[turn],
-                    scorer=TargetScorer(self.target),
-                    again=again if float32 else None,
-                    max_new_tokens=self.max_new_tokens,
-                    sampling=self.sampling,
-                    sequence=sequence,
-                )
-            )
-            if not comparisons[-1].equal:
-                break
-        return comparisons
+            trainer.predict(evaluator, return_predictions=False)
+        except SystemExit as stop:  # Lightning's exit code for an interruption is that of a crash
+            if isinstance(stop.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            raise
+        trainer.strategy.barrier("answers")
 
 
-def rotated(methods: Sequence[Method], number: int) -> list[Method]:
-    """Question 0: A B C, question 1: B C A, question 2: C A B, …"""
-    start = number % len(methods)
-    return [*methods[start:], *methods[:start]]
+def end_on_terminate(trainer: pl.Trainer) -> None:
+    """SIGTERM ends the run and its further processes at once. Lightning's own handler would only take a note, which its
+    prediction loop never reads; Lightning puts the earlier handler back when it is done."""
 
+    def end(signum: int, _: Any) -> None:
+        launcher = trainer.strategy.launcher
+        if launcher is not None:
+            launcher.kill(signum)
+        raise SystemExit(128 + signum)
 
-def sequence_id(question: Question, turn: int) -> int:
-    """Names a turn to the sampling noise: the same for every method, another for every question and turn."""
-    return zlib.crc32(f"{question.id}/{turn}".encode())
-
-
-def peak_memory(device: torch.device) -> int:
-    """Bytes; see `peak_memory_bytes` in the definitions."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, end)

@@ -1,41 +1,20 @@
-"""What a set of answers is worth. Pure: rows of `answers.jsonl` in, plain numbers out.
+"""What a set of answers is worth. Pure: rows of `answers.jsonl` in, plain numbers out; `definitions` says what each is.
 
-Every rate is micro-averaged: sums over questions are divided, never the questions' own rates averaged. A question that
-failed counts nowhere but in `failed`. What cannot be said is None (null), never NaN.
+Rates are micro-averaged: sums over questions are divided. Where the questions' own rates are averaged, the name ends in
+`_per_question`. A question that failed counts nowhere but in `failed`. What cannot be said is None (null), never NaN.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specwave.benchmark.bootstrap import interval, quotient, ratio_interval, resampled
+from specwave.benchmark.measures import acceptance, latency, per_question, repeated, time_split
 from specwave.benchmark.questions import CATEGORIES, SUBTASKS
-
-DEFINITIONS: dict[str, str] = {
-    "tau": "tokens committed per verification forward of the target: sum of accept_lengths / rounds (accepted drafts "
-    "plus the target's own token of the round). Prefill is no round; tokens after the end token or beyond the limit "
-    "are not counted. Plain decoding has 1.",
-    "accept_lengths": "per round, the tokens it committed: accepted drafts plus one. Flat over a question's turns.",
-    "tokens": "new tokens committed, counted as token ids where they are made (never re-tokenised text); the end token "
-    "counts, nothing after it.",
-    "rounds": "verification forwards of the target (decoding_steps), prefill not counted.",
-    "wall_time": "seconds of decoding one turn: from the prompt's ids to the last new token, prefill, drafting and "
-    "verification included; tokenising, templates, detokenising and writing are not.",
-    "tokens_per_second": "sum of tokens / sum of wall_time (token-weighted; prefill is in the time).",
-    "seconds_per_token": "sum of wall_time / sum of tokens.",
-    "speedup": "tokens_per_second of the method / that of plain decoding on the same target, dtype and machine, both "
-    "over the questions that both finished.",
-    "peak_memory_bytes": "largest peak while answering: on a GPU of the memory allocated during the question; on a CPU "
-    "of the process's resident memory so far, which methods measured in one process share.",
-    "exact_match_rate": "share of questions whose every turn equals the target's own greedy output token for token. "
-    "In float32 a listed near-tie is excused and decoding is compared again from the target's token on. null when "
-    "sampling.",
-    "near_ties": "float32 only: divergences at positions where the tokens' scores differ by at most 10 times the "
-    "measured noise of the logits (one-shot against token by token). null in other dtypes, where none is excused.",
-    "questions": "questions answered. A question that raised an error is a row with `error` and counts in failed only.",
-    "failed": "questions that raised an error.",
-}
+from specwave.benchmark.rows import failed
 
 
 @dataclass(frozen=True)
@@ -44,41 +23,6 @@ class Verdict:
 
     exact: bool
     near_ties: int | None
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Sums over questions. `accepted` is the sum of accept_lengths; it equals `tokens` when nothing was cut."""
-
-    questions: int = 0
-    tokens: int = 0
-    rounds: int = 0
-    accepted: int = 0
-    seconds: float = 0.0
-
-    @property
-    def rate(self) -> float | None:
-        return self.tokens / self.seconds if self.tokens and self.seconds > 0 else None
-
-
-def failed(row: Mapping[str, Any]) -> bool:
-    return bool(row.get("specwave", {}).get("error"))
-
-
-def totals(rows: Iterable[Mapping[str, Any]]) -> Totals:
-    """Sums over the rows that did not fail."""
-    questions = tokens = rounds = accepted = 0
-    seconds = 0.0
-    for row in rows:
-        if failed(row):
-            continue
-        questions += 1
-        for choice in row["choices"]:
-            tokens += sum(choice["new_tokens"])
-            rounds += len(choice["accept_lengths"])
-            accepted += sum(choice["accept_lengths"])
-            seconds += sum(choice["wall_time"])
-    return Totals(questions, tokens, rounds, accepted, seconds)
 
 
 def block(
@@ -93,27 +37,76 @@ def block(
         baseline: rows of plain decoding, in any order, of any questions.
         verdicts: by question id; None when nothing can be compared (sampling).
     """
-    own = totals(rows)
-    finished = {row["question_id"] for row in rows if not failed(row)}
-    shared = {row["question_id"] for row in baseline if not failed(row)} & finished
-    ours = totals(row for row in rows if row["question_id"] in shared).rate
-    plain = totals(row for row in baseline if row["question_id"] in shared).rate
-    peaks = [row["specwave"].get("peak_memory_bytes") for row in rows if "specwave" in row and not failed(row)]
-    judged = [verdicts[name] for name in finished if name in verdicts] if verdicts is not None else []
+    finished = [row for row in rows if not failed(row)]
+    plain = {row["question_id"]: row for row in baseline if not failed(row)}
+    each = per_question(finished, plain)
+    shared = [one for one in each if one["plain_tokens"] is not None]
+    tokens, rounds, seconds = (sum(one[name] for one in each) for name in ("tokens", "rounds", "seconds"))
+    rate = _quotient(tokens, seconds)
+    ours, theirs = _rate(shared, ""), _rate(shared, "plain_")
+    own_mean, plain_mean = _mean_rate(shared, ""), _mean_rate(shared, "plain_")
+    peaks = [row["specwave"].get("peak_memory_bytes") for row in finished if "specwave" in row]
+    judged = [verdicts[one["question_id"]] for one in each if one["question_id"] in verdicts] if verdicts else []
     ties = [verdict.near_ties for verdict in judged if verdict.near_ties is not None]
     return {
-        "questions": own.questions,
-        "failed": sum(map(failed, rows)),
-        "tau": own.accepted / own.rounds if own.rounds else None,
-        "tokens": own.tokens,
-        "rounds": own.rounds,
-        "tokens_per_second": own.rate,
-        "seconds_per_token": 1 / own.rate if own.rate else None,
-        "speedup": ours / plain if ours and plain else None,
+        "questions": len(each),
+        "failed": len(rows) - len(finished),
+        "tau": sum(one["accepted"] for one in each) / rounds if rounds else None,
+        "tau_per_question": _mean([one["tau"] for one in each]),
+        "tokens": tokens,
+        "rounds": rounds,
+        "tokens_per_second": rate,
+        "tokens_per_second_per_question": _mean_rate(each, ""),
+        "seconds_per_token": _quotient(1, rate),
+        "speedup": _quotient(ours, theirs),
+        "speedup_per_question": _quotient(own_mean, plain_mean),
         "peak_memory_bytes": max((peak for peak in peaks if peak is not None), default=None),
         "exact_match_rate": sum(verdict.exact for verdict in judged) / len(judged) if judged else None,
         "near_ties": sum(ties) if ties else None,
+        "intervals": intervals(each, shared),
+        "acceptance": acceptance(finished),
+        "time": time_split(finished),
+        "latency": latency(finished),
+        "repetitions": repeated(finished, plain),
     }
+
+
+def intervals(each: Sequence[Mapping[str, Any]], shared: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """[low, high] of τ, tokens per second and speedup, questions drawn anew; `shared` have plain decoding's sums."""
+
+    def column(records: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+        return [record[name] for record in records]
+
+    speedup = None
+    if len(shared) > 1:
+        ours = resampled(column(shared, "tokens"), column(shared, "seconds"))
+        theirs = resampled(column(shared, "plain_tokens"), column(shared, "plain_seconds"))
+        speedup = interval(quotient(ours, theirs))
+    return {
+        "tau": ratio_interval(column(each, "accepted"), column(each, "rounds")),
+        "tokens_per_second": ratio_interval(column(each, "tokens"), column(each, "seconds")),
+        "speedup": speedup,
+    }
+
+
+def _quotient(above: float | None, below: float | None) -> float | None:
+    """None where either is missing or zero, or where nearly no time gives no finite rate."""
+    found = above / below if above and below else None
+    return found if found is not None and math.isfinite(found) else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _rate(records: Sequence[Mapping[str, Any]], prefix: str) -> float | None:
+    sums = (sum(one[f"{prefix}{name}"] for one in records) for name in ("tokens", "seconds"))
+    return _quotient(*sums)
+
+
+def _mean_rate(records: Sequence[Mapping[str, Any]], prefix: str) -> float | None:
+    return _mean(_quotient(one[f"{prefix}tokens"], one[f"{prefix}seconds"]) for one in records)
 
 
 def blocks(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specwave.artifacts import UserError, read_jsonl
+from specwave.benchmark.download import check_sha256_form, fetch
 
 SUBTASKS: dict[
     str, tuple[str, ...]
@@ -26,6 +27,9 @@ SUBTASKS: dict[
     "rag": ("rag",),
 }
 CATEGORIES: tuple[str, ...] = tuple(category for group in SUBTASKS.values() for category in group)
+# Where Spec-Bench publishes its questions, and what the file must be.
+OFFICIAL_URL = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
+OFFICIAL_SHA256 = "4b6d33e79484f9841c487ee87d1cf6aa8c6066f61d5d482ff09e5a007fafdf04"
 BUILTIN = Path(__file__).parent / "builtin" / "question.jsonl"
 
 
@@ -40,10 +44,18 @@ class Question:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """conf/benchmark: which questions. `path` None is the built-in set; `sha256`, if given, must be the file's."""
+    """benchmark=builtin and benchmark=jsonl: which questions.
+
+    `path` None is the built-in set; `sha256`, if given, must be the file's.
+    """
 
     path: str | None = None
     sha256: str | None = None
+
+    needs_target = False
+
+    def __post_init__(self) -> None:
+        check_sha256_form("benchmark.sha256", self.sha256)
 
     @property
     def file(self) -> Path:
@@ -58,6 +70,36 @@ class Benchmark:
         if self.sha256 is not None:
             check_sha256(self.file, self.sha256)
         return choose(read_questions(self.file), limit, categories)
+
+
+@dataclass(frozen=True)
+class SpecBench:
+    """benchmark=spec_bench: the 480 questions of Spec-Bench, from a file or fetched once from `url`.
+
+    `sha256` is the official file's; another version's may be given, or null for a file of one's own.
+    """
+
+    path: str | None = None
+    url: str | None = OFFICIAL_URL
+    sha256: str | None = OFFICIAL_SHA256
+
+    needs_target = False
+    name = "spec_bench"
+
+    def __post_init__(self) -> None:
+        check_sha256_form("benchmark.sha256", self.sha256)
+        if self.path is None and self.url is None:
+            raise UserError("benchmark.path", "null", "name question.jsonl of Spec-Bench, or benchmark.url")
+        if self.path is None and self.sha256 is None:
+            raise UserError("benchmark.sha256", "null", "what is fetched from an address must have a known sha256")
+
+    def questions(self, limit: int | None = None, categories: Sequence[str] | None = None) -> list[Question]:
+        """The chosen questions in the file's order; see `choose`."""
+        if self.path is not None:
+            return Benchmark(self.path, self.sha256).questions(limit, categories)
+        assert self.url is not None
+        assert self.sha256 is not None
+        return choose(read_questions(fetch(self.url, self.sha256, "benchmark")), limit, categories)
 
 
 def check_sha256(path: Path, expected: str) -> None:

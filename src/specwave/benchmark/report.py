@@ -10,7 +10,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from specwave import __version__
 from specwave.artifacts import write_text
-from specwave.benchmark import tables, writers
+from specwave.benchmark import paper, tables, writers
+from specwave.benchmark.diagrams import Point, positions, scatter, stacks
 from specwave.benchmark.exhibits import pictures, training_curves
 from specwave.benchmark.figures import Plot, dots
 from specwave.benchmark.results import Result
@@ -18,7 +19,7 @@ from specwave.benchmark.results import Result
 
 def write_report(folder: Path, results: Sequence[Result]) -> Path:
     """Writes report.html and table.md/.tex/.csv of these results (plain decoding first) into `folder`."""
-    found = tables.tables(results)
+    found = paper.tables(results, unique_labels(results))
     write_text(folder / "table.md", writers.markdown(found))
     write_text(folder / "table.tex", writers.latex(found))
     write_text(folder / "table.csv", writers.as_csv(results))
@@ -42,7 +43,7 @@ def render(results: Sequence[Result]) -> str:
         subject=subject(results),
         headline=headline(methods, labels),
         tables=[(table, writers.cells(table), writers.numeric(table)) for table in page_tables(results)],
-        plots=plots(methods, labels),
+        plots=plots(results, methods, labels),
         pictures=pictures(methods, labels),
         settings=settings(results),
         definitions=results[0].content.get("definitions", {}),
@@ -59,17 +60,25 @@ def render(results: Sequence[Result]) -> str:
 
 
 def page_tables(results: Sequence[Result]) -> list[tables.Table]:
-    """The summary, and each figure with a row per category: long rather than wide, for screens."""
-    overall, *rest = tables.tables(results)
-    if only_plain(results):  # τ and speedup are 1 everywhere
-        rest = rest[-1:]
-    return [overall, *(tables.upright(table, unique_labels(results)) for table in rest)]
+    """The summary, how sure it is, and each figure with a row per category: long rather than wide, for screens. A
+    table of its own for each block of nodes and temperature."""
+    labels = unique_labels(results)
+    named = {id(result): label for result, label in zip(results, labels, strict=True)}
+    found = [tables.summary(results), paper.spread(results, labels), *paper.differences(results, labels)]
+    for figure, title, digits, with_plain in paper.FIGURES:
+        shown = [result for result in results if with_plain or not paper.is_plain(result)]
+        parts = paper.blocks(shown)  # without any method there is nothing to say of τ and speedup: both are 1
+        for heading, group in parts:
+            whole = f"{title}: {heading}" if len(parts) > 1 else title
+            table = paper.by_category(group, figure, whole, digits)
+            found.append(tables.upright(table, [named[id(result)] for result in group]))
+    return found
 
 
 def subject(results: Sequence[Result]) -> str:
     """What was evaluated on what, for the title."""
     targets = list(dict.fromkeys(str(result.settings.get("target", "?")) for result in results))
-    asked = max(result.content["overall"].get("questions", 0) for result in results)
+    asked = max(result.content["overall"].get("questions") or 0 for result in results)
     return f"{', '.join(targets)} on {asked} questions"
 
 
@@ -122,7 +131,9 @@ def only_plain(methods: Sequence[Result]) -> bool:
     return all(result.content["method"] == "autoregressive" for result in methods)
 
 
-def plots(methods: Sequence[Result], labels: Sequence[str]) -> list[Plot]:
+def plots(results: Sequence[Result], methods: Sequence[Result], labels: Sequence[str]) -> list[Plot]:
+    """τ and speedup by category, one against the other, acceptance by position, time, training; what there is data
+    for."""
     shown = tables.answered(methods)
     found = []
     kinds = [
@@ -141,8 +152,28 @@ def plots(methods: Sequence[Result], labels: Sequence[str]) -> list[Plot]:
         }
         rows = [*(category.replace("_", " ") for category in shown), "overall"]
         found.append(dots(figure, title, unit, rows, values, one))
+    found += [] if only_plain(methods) else _tradeoffs(methods, labels)
+    split = {
+        label: {name: 1000 * seconds / tokens for name, seconds in time.items()}
+        for label, result in zip(unique_labels(results), results, strict=True)
+        if (time := result.content["overall"].get("time")) and (tokens := result.content["overall"]["tokens"])
+    }
+    found += [stacks("Where the time of a token goes", "milliseconds per token", split)] if split else []
     trained = training_curves(methods, labels)
     return [*found, *([trained] if trained else [])]
+
+
+def _tradeoffs(methods: Sequence[Result], labels: Sequence[str]) -> list[Plot]:
+    points, lines = {}, {}
+    for label, result in zip(labels, methods, strict=True):
+        overall = result.content["overall"]
+        known = overall.get("intervals") or {}
+        if overall["tau"] is not None and overall["speedup"] is not None:
+            points[label] = Point(overall["tau"], overall["speedup"], known.get("tau"), known.get("speedup"))
+        if overall.get("acceptance"):
+            lines[label] = overall["acceptance"]["conditional"]
+    found = [scatter("Speedup against tokens per verification", points)] if points else []
+    return found + ([positions("Acceptance by draft position", lines)] if lines else [])
 
 
 def settings(results: Sequence[Result]) -> list[tuple[str, str]]:

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from specwave.artifacts import SCHEMA, UserError, read_json, reading, write_json
-from specwave.benchmark.metrics import DEFINITIONS, Verdict, block, blocks, failed
+from specwave.benchmark.definitions import DEFINITIONS
+from specwave.benchmark.measures import per_question
+from specwave.benchmark.metrics import Verdict, block, blocks
+from specwave.benchmark.rows import failed
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ def build_results(
     ties = 0 if settings.get("dtype") == "float32" else None
     itself = None if verdicts is None else {row["question_id"]: Verdict(True, ties) for row in baseline.rows}
     plain = block(baseline.rows, baseline.rows, itself)
+    finished = [row for row in rows if not failed(row)]
+    by_id = {row["question_id"]: row for row in baseline.rows if not failed(row)}
     return {
         "schema": SCHEMA,
         "method": method,
@@ -52,6 +57,7 @@ def build_results(
         "rule": rule,
         **blocks(rows, baseline.rows, verdicts),
         "baseline": {"method": "autoregressive", "source": baseline.source, **plain},
+        "per_question": per_question(finished, by_id),
         "definitions": DEFINITIONS,
         "settings": settings,
         "divergences": divergences,
@@ -104,11 +110,16 @@ def load_results(path: Path, key: str) -> Result:
     return Result(path, content)
 
 
+LARGEST = 1e300
 _FIGURES = ("tau", "tokens", "rounds", "tokens_per_second", "speedup", "exact_match_rate", "near_ties")
 
 
 def _check_blocks(content: dict[str, Any]) -> None:
-    """Tables and pages read these figures: numbers or null everywhere."""
+    """Tables and pages read these figures: numbers or null everywhere; what older files lack may be absent."""
+    if not isinstance(content["method"], str) or not isinstance(content.get("label") or "", str):
+        raise ValueError("method and label are texts")
+    if not isinstance(content.get("layers") or [], list):
+        raise ValueError("layers is no list")
     for part in (
         content["overall"],
         content["baseline"],
@@ -116,10 +127,63 @@ def _check_blocks(content: dict[str, Any]) -> None:
         *content["categories"].values(),
     ):
         for name in _FIGURES:
-            if part[name] is not None and not isinstance(part[name], int | float):
-                raise ValueError(f"{name} is {part[name]!r}")
-    if not isinstance(content.get("settings", {}), dict):
-        raise ValueError("settings is no object")
+            _number(part[name], name)
+        for name in ("questions", "failed", "tau_per_question", "speedup_per_question"):
+            _number(part.get(name), name)
+        _check_nested(part)
+    for name in ("settings", "definitions"):
+        if not isinstance(content.get(name, {}), dict):
+            raise ValueError(f"{name} is no object")
+    settings = content.get("settings", {})
+    if not isinstance(settings.get("checkpoint") or "", str):
+        raise ValueError("checkpoint is no text")
+    _number(settings.get("sampling", {}).get("temperature"), "temperature")
+    for record in content.get("per_question", []):
+        if not isinstance(record["question_id"], str | int):
+            raise ValueError("a question_id is a text or a whole number")
+        for name in ("tokens", "rounds", "accepted", "seconds"):
+            if record[name] is None:
+                raise ValueError(f"{name} of a question is null")
+        for name in ("tau", "tokens", "rounds", "accepted", "seconds", "plain_tokens", "plain_seconds"):
+            _number(record[name], name)
+    for entry in content.get("divergences", []):
+        if not {"question_id", "near_tie"} <= entry.keys():
+            raise ValueError("a divergence names question_id and near_tie")
+        for name in ("turn", "position", "top2_gap", "gap", "noise"):
+            _number(entry[name], name)
+    for failure in content.get("failures", []):
+        if not {"question_id", "error"} <= failure.keys():
+            raise ValueError("a failure names question_id and error")
+
+
+def _check_nested(part: dict[str, Any]) -> None:
+    for name, interval in (part.get("intervals") or {}).items():
+        _pair(interval, name)
+    again = part.get("repetitions") or {}
+    _pair(again.get("speedup_interval"), "speedup_interval")
+    for value in again.get("speedup") or []:
+        _number(value, "speedup")
+    for name, seconds in (part.get("time") or {}).items():
+        if seconds is None:
+            raise ValueError(f"{name} is null")
+        _number(seconds, name)
+    for value in (part.get("acceptance") or {"conditional": []})["conditional"]:
+        _number(value, "conditional")
+
+
+def _pair(interval: Any, name: str) -> None:
+    if interval is not None and (not isinstance(interval, list) or len(interval) != 2 or None in interval):
+        raise ValueError(f"{name} is no interval")
+    for end in interval or []:
+        _number(end, name)
+
+
+def _number(value: Any, name: str) -> None:
+    """Neither NaN nor infinite: Python's reader takes both, a table would print them."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
+        raise ValueError(f"{name} is {value!r}")
 
 
 def load_run(folder: Path | str, key: str = "report") -> list[Result]:

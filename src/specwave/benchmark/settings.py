@@ -6,7 +6,7 @@ import hashlib
 import platform
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +53,25 @@ def shared_settings(
 def method_settings(shared: dict[str, Any], decoding: Any, checkpoint: Path | None) -> dict[str, Any]:
     """A method's settings: the shared ones, its own keys (none for plain decoding), its drafter's folder and a hash of
     its weights: a folder may be trained anew under the same name."""
-    keys = asdict(decoding) if is_dataclass(decoding) and not isinstance(decoding, type) else {}
-    keys.pop("batch_invariant", None)  # of all methods alike: a shared setting
     drafter: dict[str, Any] = {"checkpoint": None, "checkpoint_sha256": None}
     if checkpoint is not None:
         weights = checkpoint / "model.safetensors"
         digest = hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else None
         drafter = {"checkpoint": str(checkpoint), "checkpoint_sha256": digest}
-    return {**shared, "decoding": {"name": decoding.label, **keys}, **drafter}
+    return {**shared, "decoding": _named(decoding), **drafter}
+
+
+def _named(value: Any) -> Any:
+    """A decoding method's keys below its name, as plain values; the same for methods within it (arms, a drafter's)."""
+    if isinstance(value, dict):
+        return {key: _named(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_named(entry) for entry in value]
+    if not is_dataclass(value) or isinstance(value, type):
+        return {"name": value.label} if hasattr(value, "label") else value
+    keys = {key.name: _named(getattr(value, key.name)) for key in fields(value)}
+    keys.pop("batch_invariant", None)  # of all methods alike: a shared setting
+    return {"name": value.label, **keys} if hasattr(value, "label") else keys
 
 
 def device_name(device: torch.device) -> str:

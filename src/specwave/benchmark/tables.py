@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from specwave.benchmark.results import Result
 
 Cell = str | int | float | None
 MISSING = "–"
-METHODS = {"autoregressive": "plain decoding", "eagle3": "EAGLE-3 drafter"}
+METHODS = {  # by their names in configs; others go by those
+    "autoregressive": "plain decoding",
+    "eagle3": "EAGLE-3 drafter",
+    "pld": "PLD",
+    "copyspec": "CopySpec",
+    "suffix": "suffix automaton",
+    "banditspec": "BanditSpec",
+    "switchsd": "SwitchSD",
+    "knapspec": "KnapSpec",
+    "swift": "SWIFT",
+    "clasp": "CLaSp",
+    "layerskip": "LayerSkip",
+    "kangaroo": "Kangaroo",
+    "del": "DEL",
+    "asd": "ASD",
+    "draft_verify": "Draft & Verify",
+}
 SETTINGS = {  # what may differ between runs, and how a column that tells them apart is called
     "target": "target",
     "dtype": "dtype",
     "device": "device",
     "threads": "threads",
+    "devices": "devices",
+    "repeat": "repetitions",
     "max_new_tokens": "max tokens",
     "sampling.temperature": "T",
     "sampling.top_k": "top-k",
@@ -27,6 +45,11 @@ SETTINGS = {  # what may differ between runs, and how a column that tells them a
     "decoding.top_k": "children",
     "decoding.total_token": "nodes",
     "decoding.tree": "tree",
+    "decoding.n": "n",
+    "decoding.length": "copies",
+    "decoding.factor": "factor",
+    "decoding.policy": "policy",
+    "decoding.gamma": "γ",
     "benchmark.fingerprint": "questions",
 }
 
@@ -38,6 +61,7 @@ class Table:
     rows: list[list[Cell]]
     digits: list[int]  # decimals per column, for the floats in it
     names: int = 1  # the leading columns that say whose row it is
+    blocks: dict[int, str] = field(default_factory=dict)  # headings between the rows, by the row they stand above
 
 
 def setting(result: Result, dotted: str) -> Any:
@@ -105,22 +129,6 @@ def _count(overall: dict[str, Any]) -> Cell:
     return f"{overall.get('questions', 0)} (+{lost} failed)" if lost else overall.get("questions")
 
 
-def by_category(results: Sequence[Result], figure: str, title: str, digits: int = 2) -> Table:
-    """Method × category of one figure ("tau", "speedup", …), the overall figure last: the layout of the papers."""
-    extra, shown = varying(results), answered(results)
-    header = ["method", "layers", "rule", *extra.values(), *shown, "overall"]
-    rows = [
-        [
-            *names(result),
-            *(setting(result, dotted) for dotted in extra),
-            *(result.content["categories"].get(category, {}).get(figure) for category in shown),
-            result.content["overall"][figure],
-        ]
-        for result in results
-    ]
-    return Table(title, header, rows, [digits] * len(header), names=3 + len(extra))
-
-
 def answered(results: Sequence[Result]) -> list[str]:
     """The categories any result has answers in, in Spec-Bench's order."""
     every = dict.fromkeys(category for result in results for category in result.content["categories"])
@@ -131,17 +139,8 @@ def answered(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def tables(results: Sequence[Result]) -> list[Table]:
-    return [
-        summary(results),
-        by_category(results, "tau", "τ (tokens per verification) by category"),
-        by_category(results, "speedup", "Speedup over plain decoding by category"),
-        by_category(results, "tokens_per_second", "Tokens per second by category", 1),
-    ]
-
-
 def upright(table: Table, labels: Sequence[str]) -> Table:
-    """A table of `by_category` on its side: a row per category, a column per method."""
+    """A table of categories on its side: a row per category, a column per method."""
     figures, digits = table.header[table.names :], table.digits[-1]
     rows: list[list[Cell]] = [
         [name, *(row[table.names + place] for row in table.rows)] for place, name in enumerate(figures)

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 
+from specwave.benchmark.paper import nodes
 from specwave.benchmark.results import Result
 from specwave.benchmark.tables import MISSING, SETTINGS, Cell, Table, answered, setting
 
@@ -41,14 +42,22 @@ def console(table: Table) -> str:
         )
         return "  ".join(padded).rstrip()
 
-    return "\n".join([line(table.header), line(["─" * width for width in widths]), *map(line, body)])
+    lines = [line(table.header), line(["─" * width for width in widths])]
+    for place, entries in enumerate(body):
+        lines += [table.blocks[place]] if place in table.blocks else []
+        lines.append(line(entries))
+    return "\n".join(lines)
 
 
 def markdown(found: Sequence[Table]) -> str:
     parts = []
     for table in found:
         marks = ["---:" if flush else "---" for flush in numeric(table)]
-        lines = [table.header, marks, *([entry.replace("|", "\\|") for entry in row] for row in cells(table))]
+        lines = [table.header, marks]
+        for place, row in enumerate(cells(table)):
+            if place in table.blocks:
+                lines.append([f"**{table.blocks[place]}**", *[""] * (len(table.header) - 1)])
+            lines.append([entry.replace("|", "\\|") for entry in row])
         parts.append(f"## {table.title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
     return "\n\n".join(parts) + "\n"
 
@@ -58,15 +67,19 @@ def latex(found: Sequence[Table]) -> str:
     parts = ["% needs \\usepackage{booktabs,graphicx}"]
     for table in found:
         columns = "".join("r" if flush else "l" for flush in numeric(table))
-        lines = [" & ".join(map(_escaped, row)) + r" \\" for row in [table.header, *cells(table)]]
+        lines = [" & ".join(map(_escaped, table.header)) + r" \\\midrule"]
+        for place, row in enumerate(cells(table)):
+            if place in table.blocks:
+                lines += [r"\midrule"] if place else []
+                lines.append(rf"\multicolumn{{{len(table.header)}}}{{l}}{{{_escaped(table.blocks[place])}}} \\")
+            lines.append(" & ".join(map(_escaped, row)) + r" \\")
         parts.append(
             "\n".join(
                 [
                     r"\begin{table}[t]\centering",
                     rf"\caption{{{_escaped(table.title)}}}",
                     rf"\resizebox{{\linewidth}}{{!}}{{\begin{{tabular}}{{{columns}}}\toprule",
-                    lines[0] + r"\midrule",
-                    *lines[1:],
+                    *lines,
                     r"\bottomrule\end{tabular}}",
                     r"\end{table}",
                 ]
@@ -88,20 +101,25 @@ def _escaped(entry: str) -> str:
 def as_csv(results: Sequence[Result]) -> str:
     """One line per method, every figure at full precision, the settings beside them."""
     shown = answered(results)
-    figures = ("tau", "tokens", "rounds", "tokens_per_second", "seconds_per_token", "speedup", "peak_memory_bytes",
-               "exact_match_rate", "near_ties")  # fmt: skip
+    figures = ("tau", "tau_per_question", "tokens", "rounds", "tokens_per_second", "tokens_per_second_per_question",
+               "seconds_per_token", "speedup", "speedup_per_question", "peak_memory_bytes", "exact_match_rate",
+               "near_ties")  # fmt: skip
+    spread = ("tau", "tokens_per_second", "speedup")
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(
-        ["label", "method", "layers", "rule", *SETTINGS, "questions", "failed", *figures]
-        + [f"{figure}.{category}" for figure in ("tau", "speedup", "tokens_per_second") for category in shown]
+        ["label", "method", "layers", "rule", *SETTINGS, "tokens_a_round", "questions", "failed", *figures]
+        + [f"{figure}.{end}" for figure in spread for end in ("low", "high")]
+        + [f"{figure}.{category}" for figure in spread for category in shown]
     )
     for result in results:
-        content = result.content
+        content, overall = result.content, result.content["overall"]
         row = [result.label, content["method"], " ".join(map(str, content.get("layers") or [])), content.get("rule")]
         row += [setting(result, dotted) for dotted in SETTINGS]
-        row += [content["overall"].get(name) for name in ("questions", "failed", *figures)]
-        for figure in ("tau", "speedup", "tokens_per_second"):
+        row += [nodes(result), *(overall.get(name) for name in ("questions", "failed", *figures))]
+        for figure in spread:
+            row += (overall.get("intervals") or {}).get(figure) or [None, None]
+        for figure in spread:
             row += [content["categories"].get(category, {}).get(figure) for category in shown]
         writer.writerow(row)
     return stream.getvalue()

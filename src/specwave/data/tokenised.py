@@ -102,6 +102,7 @@ def digest(template: Template, conversations: Iterable[Conversation]) -> str:
     chat = template.target
     core = getattr(chat.tokenizer, "backend_tokenizer", None)
     facts = [_SCHEME, chat.tokenizer.chat_template, chat.config.date_string, list(chat.eos_ids), template.folds]
+    facts.append({name: str(token) for name, token in chat.tokenizer.special_tokens_map.items()})  # templates use them
     found = hashlib.sha256(json.dumps(facts).encode())
     found.update(b"" if core is None else core.to_str().encode())
     for one in conversations:

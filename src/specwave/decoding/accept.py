@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from specwave.decoding.processors import met
-from specwave.decoding.sampling import ACCEPT, RESIDUAL, TARGET, Sampling, choose, keyed_gumbel, keyed_uniform, scores
+from specwave.decoding.sampling import (
+    ACCEPT,
+    RESIDUAL,
+    TARGET,
+    Sampling,
+    choose,
+    keyed_gumbel,
+    keyed_uniform,
+    largest,
+    scores,
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,8 @@ class Nodes:
 def accept(nodes: Nodes, logits_BKV: Tensor, sampling: Sampling, q_BKV: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(accepted nodes bool [B, K], root included; the token committed behind the last of them [B]).
 
-    `q_BKV`: see `accept_chain`; None when all drafts were made without randomness.
+    The token is `NO_TOKEN` where the target's logits are no numbers. `q_BKV`: see `accept_chain`; None when all drafts
+    were made without randomness.
     """
     if q_BKV is not None and not sampling.greedy:
         seen = None if nodes.seen is None else met(nodes.seen, nodes.tokens, nodes.sees)
@@ -47,7 +58,7 @@ def accept(nodes: Nodes, logits_BKV: Tensor, sampling: Sampling, q_BKV: Tensor |
         return torch.arange(nodes.tokens.shape[1], device=end.device) <= end[:, None], final
     if not sampling.greedy or sampling.penalised:
         return walk_tree(nodes, logits_BKV, sampling)
-    chosen = logits_BKV.argmax(-1)
+    chosen = largest(logits_BKV)
     end, on_path = match_tree(nodes.tokens, nodes.parents, nodes.sees, chosen)
     return on_path, chosen.gather(1, end[:, None])[:, 0]
 
@@ -122,5 +133,4 @@ def accept_chain(
     position = positions_BK.gather(1, end[:, None])[:, 0]
     rejected = q_end.sum(-1) > 0
     noise = [keyed_gumbel(sampling.seed, sequences_B, purpose, position, p.shape[2]) for purpose in (RESIDUAL, TARGET)]
-    drawn = (residual.log() + torch.where(rejected[:, None], noise[0], noise[1])).argmax(-1)
-    return end, drawn
+    return end, largest(residual.log() + torch.where(rejected[:, None], noise[0], noise[1]))

@@ -17,6 +17,7 @@ no draft comes without its parent, and the first n drafts are the best tree of n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -159,7 +160,8 @@ class _DynamicGrowth:
         return Frontier(ids.gather(1, chosen), source if self.level > 1 else None, self.sees)
 
     def finish(self) -> tuple[Tensor, Tensor]:
-        kept, parents = keep(torch.cat(self.scores, 1), torch.cat(self.parents, 1), self.shape.size)
+        scores = torch.cat(self.scores, 1).nan_to_num_(nan=-math.inf, neginf=-math.inf)  # NaN would come before all
+        kept, parents = keep(scores, torch.cat(self.parents, 1), self.shape.size)
         return torch.cat(self.ids, 1).gather(1, kept), parents
 
 

@@ -10,22 +10,20 @@ text of each round.
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from specwave.artifacts import UserError
 from specwave.decoding.accept import Nodes, accept
+from specwave.decoding.laps import Laps
 from specwave.decoding.presence import Presence
 from specwave.decoding.protocol import BaseProposer, Context, Proposer, Verdict
-from specwave.decoding.request import Prompts, Request, check_request
+from specwave.decoding.request import Prompts, Request, check_request, noise_keys
 from specwave.decoding.sampling import Sampling, choose
 from specwave.decoding.stops import Ends
 from specwave.decoding.text import Detokeniser
@@ -35,7 +33,7 @@ from specwave.target import Output, Session, Target, Wants
 ROOM = 64  # slots beyond the longest sequence: the drafts that one round may verify
 PREFILL = 1024  # prompt tokens of one forward: what attention scores and captured states of a long prompt may take
 GREEDY = Sampling()
-_latest: WeakKeyDictionary[Proposer, Session] = WeakKeyDictionary()  # of each proposer, the decoding begun last
+_latest: dict[int, Session] = {}  # by id of a proposer that is at work: the decoding it began last
 
 
 @dataclass
@@ -43,7 +41,10 @@ class Generation:
     """New tokens (a flat list for one prompt, a list per row for a batch) and what they cost.
 
     `accept_lengths` counts the tokens committed per verification, the target's own included: their mean is τ.
-    `warmup_seconds`, what recording forwards took (`target.recorded`), is part of no other figure.
+    `draft_levels`, shaped like them, are the levels that each round's draft had. `seconds` is the loop's own time:
+    what the reader of a round does is not in it. `accept_seconds`, the part of `verify_seconds` after the forward:
+    choosing tokens, committing, rolling back. `warmup_seconds`, what recording forwards took (`target.recorded`), is
+    part of no other figure.
     """
 
     tokens: list[Any]
@@ -54,41 +55,8 @@ class Generation:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     warmup_seconds: float = 0.0
-
-
-class _Clock:
-    """Adds what has passed since the last lap to a figure of the result. On a GPU laps are events in its stream, read
-    when the device has passed them: nobody waits."""
-
-    def __init__(self, device: torch.device, result: Generation):
-        self.result, self.cuda, self.pending = result, device.type == "cuda", deque[tuple[str, Any, Any]]()
-        self.at = self._now()
-
-    def _now(self) -> Any:
-        if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def lap(self, figure: str | None = None) -> None:
-        """None: what has passed is nobody's."""
-        before, self.at = self.at, self._now()
-        if figure is not None:
-            self.pending.append((figure, before, self.at))
-        while self.pending and (not self.cuda or self.pending[0][2].query()):
-            self._count()
-
-    def settle(self) -> None:
-        """Counts every lap."""
-        while self.pending:
-            self.pending[0][2].synchronize()
-            self._count()
-
-    def _count(self) -> None:
-        figure, before, after = self.pending.popleft()
-        seconds = before.elapsed_time(after) / 1000 if self.cuda else after - before
-        setattr(self.result, figure, getattr(self.result, figure) + seconds)
+    accept_seconds: float = 0.0
+    draft_levels: list[Any] = field(default_factory=list)
 
 
 def generate(
@@ -120,15 +88,19 @@ def generate(
 
     Raises:
         UserError: an empty prompt or batch, one that does not fit the target's context, an empty stop string.
+        ValueError: the proposer's trees are none.
+        FloatingPointError: the target's logits are no numbers.
     """
     request = check_request(target, input_ids, max_new_tokens, sampling, sequence_ids, eos_ids, stop, batch_invariant)
     result = Generation([[] for _ in request.prompts], [[] for _ in request.prompts])
-    for verdicts in rounds(target, proposer, request, result):
-        for verdict in verdicts:
-            if on_tokens is not None:
-                on_tokens(verdict.context.row, verdict.tokens)
+    with closing(rounds(target, proposer, request, result)) as decoding:
+        for verdicts in decoding:
+            for verdict in verdicts:
+                if on_tokens is not None:
+                    on_tokens(verdict.context.row, verdict.tokens)
     if request.single:
         result.tokens, result.accept_lengths = result.tokens[0], result.accept_lengths[0]
+        result.draft_levels = result.draft_levels[0]
     return result
 
 
@@ -156,7 +128,7 @@ def stream(
     request = check_request(target, input_ids, max_new_tokens, sampling, None, eos_ids, stop, batch_invariant)
     if len(request.prompts) > 1:
         raise UserError("input_ids", f"{len(request.prompts)} prompts", "a stream decodes one prompt")
-    request = replace(request, keys=[sequence_id])
+    request = replace(request, keys=noise_keys([sequence_id]))
     text = Detokeniser(target.tokenizer, skip_special_tokens)
 
     def pieces() -> Iterator[str]:
@@ -174,49 +146,52 @@ def stream(
 def rounds(
     target: Target, proposer: Proposer | None, request: Request, result: Generation
 ) -> Generator[list[Verdict], None, None]:
-    """Decodes, filling `result`; yields what each round committed. Closed early, it frees what its rows hold."""
+    """Decodes, filling `result`; yields what each round committed. Closed early or failing, it frees what its rows
+    hold."""
     method: Proposer = proposer if proposer is not None else BaseProposer()
-    clock, start = _Clock(target.device, result), time.perf_counter()
+    clock, result.draft_levels = Laps(target.device, result), [[] for _ in request.prompts]
     session = target.session(len(request.prompts), request.longest + request.limit + ROOM, request.batch_invariant)
+    clock.watch(session)
     live = [
         Context(row, key, list(prompt), len(prompt), request.limit, session, row, sampling=request.sampling)
         for row, (key, prompt) in enumerate(zip(request.keys, request.prompts, strict=True))
     ]
     presence = Presence(live, target.vocab_size, target.device) if request.sampling.penalised else None
-    _latest[method] = session
     try:
         _prefill(session, live, method.wants(live))
+        _latest[id(method)] = session
         method.begin(live)
         clock.lap("prefill_seconds")
         while live:
-            trees = [tree.cut(context.remaining - 1) for tree, context in zip(method.propose(live), live, strict=True)]
+            trees = _drafts(method.propose(live), live, target.device)
             clock.lap("draft_seconds")
-            recorded = session.warmup_seconds
-            verdicts = _verify(session, live, trees, request, presence, method.wants(live))
+            verdicts = _verify(session, live, trees, request, presence, method.wants(live), clock)
             result.rounds += 1
-            clock.lap("verify_seconds")
-            recorded = session.warmup_seconds - recorded
-            result.warmup_seconds += recorded
-            result.verify_seconds -= recorded
-            start += recorded
+            clock.lap("verify_seconds", "accept_seconds")
             for verdict in verdicts:
                 result.tokens[verdict.context.row] += verdict.tokens
                 result.accept_lengths[verdict.context.row].append(len(verdict.tokens))
+                result.draft_levels[verdict.context.row].append(verdict.levels)
             method.observe(verdicts)
             live = _retire(session, method, live, request.ends)
             clock.lap("draft_seconds")
-            result.seconds = time.perf_counter() - start
+            clock.pause()
             yield verdicts
-            clock.lap()  # what the reader took is nobody's draft
+            clock.resume()
         clock.settle()
-    except GeneratorExit:  # the reader has enough
-        if _latest.get(method) is session:  # rows are numbers: those of a decoding begun since are not ours to end
+    except BaseException:  # a failure, or the reader has enough
+        if _latest.get(id(method)) is session:  # rows are numbers: those of a decoding begun since are not ours to end
             for context in live:
                 method.end(context.row)
         raise
     finally:
-        if _latest.get(method) is session:
-            del _latest[method]
+        if _latest.get(id(method)) is session:
+            del _latest[id(method)]
+
+
+def _drafts(trees: Sequence[Tree], contexts: Sequence[Context], device: torch.device) -> list[Tree]:
+    """A round's trees without what can no longer be committed, on the target's device wherever they were made."""
+    return [tree.cut(context.remaining - 1).to(device) for tree, context in zip(trees, contexts, strict=True)]
 
 
 def _prefill(session: Session, contexts: Sequence[Context], wants: Wants) -> None:
@@ -246,6 +221,7 @@ def _verify(
     request: Request,
     presence: Presence | None,
     wants: Wants,
+    clock: Laps,
 ) -> list[Verdict]:
     """One forward over root and drafts of every row; commits what stands. Rows of the batch without a context idle."""
     device, size = session.target.device, 1 + max(len(tree) for tree in trees)
@@ -258,29 +234,37 @@ def _verify(
         raise ValueError(f"a tree of {size - 1} drafts: one round verifies at most {ROOM}")
     if size == 1:
         output = session.forward(torch.tensor(roots, device=device)[:, None], wants=wants)
+        clock.lap("verify_seconds")
         assert output.logits is not None
         chosen = choose(output.logits[:, 0], request.sampling, sequences, starts + 1, seen)
         paths, finals, drafts = [[0]] * session.batch, chosen.tolist(), [[0]] * session.batch
+        levels = [0] * len(contexts)
     else:
         tokens = torch.full((session.batch, size), -1, dtype=torch.int64, device=device)
         parents = torch.zeros_like(tokens)
         for context, tree in zip(contexts, trees, strict=True):
             if len(tree):
-                own, above = nodes(tree)
-                tokens[context.slot, : len(own)], parents[context.slot, : len(own)] = own, above
+                mine = slice(len(tree) + 1)
+                tokens[context.slot, mine], parents[context.slot, mine] = nodes(tree)
         tokens[:, 0] = torch.tensor(roots, device=device)
         depth = max(len(tree) if tree.depth is None else tree.depth for tree in trees)
-        sees = ancestors(parents.clamp(0, size - 1), depth)
+        above = parents.clamp(0, size - 1)  # what is no tree is named when it has come to the host
+        sees = ancestors(above, depth)
         positions = starts[:, None] + sees.sum(-1) - 1
         positions = positions.clamp(max=session.target.max_length - 1)  # pads of a row at the end of the context
         output = _forward(session, tokens.clamp(min=0), positions, sees, contexts, trees, wants)
-        drafted = Nodes(tokens, parents, sees, positions + 1, sequences, depth, seen)
-        paths, finals, drafts = _accept(drafted, output, trees, contexts, request.sampling)
+        clock.lap("verify_seconds")
+        drafted = Nodes(tokens, above, sees, positions + 1, sequences, depth, seen)
+        paths, finals, drafts, levels = _accept(drafted, parents, output, trees, contexts, request.sampling)
     verdicts: list[Verdict] = []
     kept: list[list[int]] = [[] for _ in range(session.batch)]
-    for context, tree in zip(contexts, trees, strict=True):
+    for context, tree, deep in zip(contexts, trees, levels, strict=True):
         path = paths[context.slot]
         run = [drafts[context.slot][node] for node in path[1:]] + [finals[context.slot]]
+        if min(run) < 0:
+            place = f"row {context.row}, position {len(context.tokens) + len(run) - 1}"
+            remedy = "are its weights whole? float16 overflows where bfloat16 and float32 do not"
+            raise FloatingPointError(f"{place}: the target's logits are no finite numbers; {remedy}")
         committed = request.ends.cut(context, run)
         path = path[: len(committed)]
         kept[context.slot] = path
@@ -288,7 +272,7 @@ def _verify(
         context.blocks = {layer: states[context.slot, path] for layer, states in output.blocks.items()}
         context.attentions = {layer: states[context.slot, path] for layer, states in output.attentions.items()}
         logits = None if output.logits is None else output.logits[context.slot, : len(tree) + 1]
-        verdicts.append(Verdict(context, tree, path, committed, logits))
+        verdicts.append(Verdict(context, tree, path, committed, logits, deep))
     session.keep_paths(kept)
     if presence is not None:
         presence.add([(verdict.context.row, verdict.tokens) for verdict in verdicts])
@@ -319,9 +303,15 @@ def _forward(
 
 
 def _accept(
-    drafted: Nodes, output: Output, trees: Sequence[Tree], contexts: Sequence[Context], sampling: Sampling
-) -> tuple[list[list[int]], list[int], list[list[int]]]:
-    """Per row: accepted nodes, the target's token behind them, the nodes' tokens. The round's one transfer to the host.
+    drafted: Nodes,
+    parents_BK: Tensor,
+    output: Output,
+    trees: Sequence[Tree],
+    contexts: Sequence[Context],
+    sampling: Sampling,
+) -> tuple[list[list[int]], list[int], list[list[int]], list[int]]:
+    """Per row: accepted nodes, the target's token behind them, the nodes' tokens; per tree, how deep it is. The round's
+    one transfer to the host.
 
     Raises:
         ValueError: a tree that is none.
@@ -336,14 +326,14 @@ def _accept(
             if tree.q is not None:
                 q[context.slot, : len(tree)] = tree.q.to(q)
     on_path, final = accept(drafted, output.logits, sampling, q)
-    broken = torch.stack([tree.broken() for tree in trees]).any().expand(len(final), 1)
-    table = torch.cat([broken, final[:, None], on_path, drafted.tokens], 1).tolist()
-    if table[0][0]:
-        for tree in trees:
-            tree.check()
     count = on_path.shape[1]
-    paths = [[node for node, taken in enumerate(row[2 : 2 + count]) if taken] for row in table]
-    return paths, [row[1] for row in table], [row[2 + count :] for row in table]
+    table = torch.cat([final[:, None], on_path, drafted.tokens, parents_BK], 1).tolist()
+    levels = []
+    for context, tree in zip(contexts, trees, strict=True):
+        above = table[context.slot][1 + 2 * count :]
+        levels.append(tree.check([node - 1 for node in above[1 : len(tree) + 1]]))
+    paths = [[node for node, taken in enumerate(row[1 : 1 + count]) if taken] for row in table]
+    return paths, [row[0] for row in table], [row[1 + count : 1 + 2 * count] for row in table], levels
 
 
 def _retire(session: Session, method: Proposer, live: list[Context], ends: Ends) -> list[Context]:

@@ -50,6 +50,7 @@ class Verdict:
     path: list[int]  # accepted nodes, the root (0) first; draft i is node i + 1
     tokens: list[int]  # committed in this round
     logits: Tensor | None = None  # [K, V] of root and drafts
+    levels: int = 0  # how deep the tree is
 
 
 @runtime_checkable

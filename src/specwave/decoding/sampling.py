@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from specwave.artifacts import UserError
+from specwave.decoding.arguments import whole
 from specwave.decoding.processors import keep_min_p, keep_top_k, keep_top_p, penalise
 
 TARGET, DRAFT, ACCEPT, RESIDUAL = range(4)  # purposes: noise is never used twice (it would bias residuals)
+NO_TOKEN = -2  # where no score is a number; equal to no draft and no pad
+_COLDEST = torch.finfo(torch.float32).tiny  # below it a temperature divides nothing by nothing
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,14 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", whole("sampling.seed", self.seed, "must be a whole number"))
         if not 0.0 <= self.temperature < float("inf"):
             raise UserError("sampling.temperature", self.temperature, "must be 0 (greedy) or a positive number")
-        if self.top_k is None:
-            object.__setattr__(self, "top_k", 0)  # one value for off: settings are compared
-        elif self.top_k < 0 or self.top_k != int(self.top_k):
-            raise UserError("sampling.top_k", self.top_k, "must be a whole number, 0 for all tokens")
+        remedy = "must be a whole number, 0 for all tokens"
+        count = 0 if self.top_k is None else whole("sampling.top_k", self.top_k, remedy)
+        if count < 0:
+            raise UserError("sampling.top_k", count, remedy)
+        object.__setattr__(self, "top_k", count)  # one value for off: settings are compared
         if not 0.0 < self.top_p <= 1.0:
             raise UserError("sampling.top_p", self.top_p, "must be above 0 and at most 1, which is all tokens")
         if not 0.0 <= self.min_p < 1.0:
@@ -107,7 +112,8 @@ def tempered(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> 
         logits = penalise(logits, seen, sampling.repetition_penalty)
     if sampling.greedy:
         return logits
-    return (logits - logits.amax(-1, keepdim=True)) / sampling.temperature  # at most 0: a tiny temperature overflows
+    # At most 0: what a tiny temperature makes overflow is impossible.
+    return (logits - logits.amax(-1, keepdim=True)) / max(sampling.temperature, _COLDEST)
 
 
 def scores(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Tensor:
@@ -127,14 +133,28 @@ def scores(logits: Tensor, sampling: Sampling, seen: Tensor | None = None) -> Te
 
 def pick(processed: Tensor, sampling: Sampling, sequences: Tensor, positions: Tensor, purpose: int = TARGET) -> Tensor:
     """The token [...] by processed scores [..., V]: the argmax, or a draw with the noise of these keys."""
+    return perturbed(processed, sampling, sequences, positions, purpose).argmax(-1)
+
+
+def perturbed(
+    processed: Tensor, sampling: Sampling, sequences: Tensor, positions: Tensor, purpose: int = TARGET
+) -> Tensor:
+    """Processed scores [..., V] with the noise of these keys, whose argmax is a draw; as they are when greedy."""
     if sampling.greedy:
-        return processed.argmax(-1)
+        return processed
     noise = keyed_gumbel(sampling.seed, sequences, purpose, positions, processed.shape[-1])
-    return (processed + noise).argmax(-1)  # in float64
+    return processed + noise  # in float64
+
+
+def largest(values: Tensor) -> Tensor:
+    """The argmax [...] of [..., V]; `NO_TOKEN` where NaN (which counts as the largest) or an infinity is in its
+    place."""
+    value, token = values.max(-1)
+    return torch.where(value.isfinite(), token, NO_TOKEN)
 
 
 def choose(
     logits: Tensor, sampling: Sampling, sequences: Tensor, positions: Tensor, seen: Tensor | None = None
 ) -> Tensor:
-    """The target's token [...] at each position."""
-    return pick(scores(logits, sampling, seen), sampling, sequences, positions)
+    """The target's token [...] at each position; `NO_TOKEN` where its logits are no numbers."""
+    return largest(perturbed(scores(logits, sampling, seen), sampling, sequences, positions))

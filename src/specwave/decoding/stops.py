@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from specwave.artifacts import UserError
+from specwave.decoding.arguments import wholes
 from specwave.decoding.protocol import Context
 from specwave.decoding.text import BROKEN, Detokeniser
 
@@ -14,14 +15,15 @@ class Ends:
     """The ends of one batch's rows.
 
     Args:
-        eos_ids: end tokens; may be empty.
+        eos_ids: end tokens, or one; may be empty.
         stop: strings that end a row; see `check_stop`. They are looked for in the output's text alone, special tokens
             spelled out, and may begin and end anywhere in a token.
         tokenizer: called when there are stop strings; otherwise text is never met.
     """
 
-    def __init__(self, eos_ids: Iterable[int], stop: Sequence[str], tokenizer: Callable[[], Any]):
-        self.eos_ids, self.stop = frozenset(eos_ids), tuple(stop)
+    def __init__(self, eos_ids: Iterable[int] | int, stop: Sequence[str], tokenizer: Callable[[], Any]):
+        self.eos_ids = frozenset(wholes("eos_ids", eos_ids, "end tokens are token ids, () for none"))
+        self.stop = tuple(stop)
         self.tokenizer = tokenizer() if stop else None
         self.reach = max(map(len, stop), default=1) - 1  # characters before a token that a stop string may begin with
         self.texts: dict[int, tuple[Detokeniser, str]] = {}  # by row: the last `reach` characters that are complete
@@ -57,6 +59,8 @@ def check_stop(stop: Sequence[str] | str | None) -> tuple[str, ...]:
         UserError: an empty one, which every text contains; one with a replacement character, which stands for bytes
             that are no character; what is no string.
     """
+    if stop is not None and not isinstance(stop, Iterable):
+        raise UserError("stop", repr(stop), "a string, or several")
     strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
     for string in strings:
         if not isinstance(string, str):

@@ -43,12 +43,20 @@ class Detokeniser:
         if piece:
             self._window = self._window[self._given :]
             self._given, self._shown = len(self._window), self._decode(self._window)
+        elif len(self._window) - self._given >= PATIENCE:
+            self._forget(text)
         return piece
 
     def flush(self) -> str:
         """What is held back, at the end of the sequence: an unfinished character is a broken one now."""
         piece, self.held = self.held, ""
         return piece
+
+    def _forget(self, text: str) -> None:
+        """Drops the oldest of many tokens without text, such as special ones, where nothing shows it."""
+        shorter = self._window[: self._given] + self._window[self._given + 1 :]
+        if self._decode(shorter) == text:
+            self._window = shorter
 
     def _give_up(self, text: str) -> str:
         """Lets a long run of bytes go, but for the last ones, which a character may still begin with."""

@@ -33,6 +33,9 @@ class Tree:
     `q` [k, V] holds the distributions that a *sampled chain* was really drawn from; None for every draft that was made
     without randomness of its own (top-k trees, copies, argmax chains). An empty tree is plain decoding. `depth` is
     known to those who draft level by level: no draft lies deeper below the root, so that nobody need look.
+
+    Raises:
+        ValueError: not a parent for every draft.
     """
 
     tokens: Tensor
@@ -40,6 +43,10 @@ class Tree:
     q: Tensor | None = None
     resume: Resume | None = None
     depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.parents.shape != self.tokens.shape:
+            raise ValueError(f"{len(self.tokens)} drafts with {len(self.parents)} parents")
 
     @staticmethod
     def empty(device: torch.device | str = "cpu") -> Tree:
@@ -54,28 +61,47 @@ class Tree:
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
-    def broken(self) -> Tensor:
-        """bool []: a node without its parent before it (sglang#36201), or q that belongs to no chain. Stays on the
-        device."""
-        if self.parents.shape != self.tokens.shape:
-            raise ValueError(f"{len(self.tokens)} drafts with {len(self.parents)} parents")
-        order = torch.arange(len(self), device=self.parents.device)
-        strays = (self.parents < -1) | (self.parents >= order)
-        return strays.any() if self.q is None else (strays | (self.parents != order - 1)).any()
+    def to(self, device: torch.device | str) -> Tree:
+        """This tree on a device; itself where it is there."""
+        tokens, parents = self.tokens.to(device), self.parents.to(device)
+        if tokens is self.tokens and parents is self.parents:
+            return self
+        return Tree(tokens, parents, self.q, self.resume, self.depth)
 
-    def check(self) -> None:
-        """Raises ValueError for what is `broken`."""
-        if self.q is None and bool(self.broken()):
-            raise ValueError(f"a draft must come after its parent: parents {self.parents.tolist()}")
-        if self.q is not None and bool(self.broken()):
-            raise ValueError("sampled trees need recursive residuals, which are not implemented: sample a chain")
+    def check(self, parents: list[int] | None = None) -> int:
+        """How deep it is.
+
+        Args:
+            parents: its parents, where they have come to the host already.
+
+        Raises:
+            ValueError: a draft without its parent before it (sglang#36201), q that belongs to no chain, drafts deeper
+                than `depth` says.
+        """
+        parents = self.parents.tolist() if parents is None else parents
+        levels: list[int] = []
+        for place, parent in enumerate(parents):
+            if self.q is not None and parent != place - 1:
+                raise ValueError("sampled trees need recursive residuals, which are not implemented: sample a chain")
+            if not -1 <= parent < place:
+                raise ValueError(f"a draft must come after its parent: parents {parents}")
+            levels.append(1 if parent < 0 else levels[parent] + 1)
+        deepest = max(levels, default=0)
+        if self.depth is not None and deepest > self.depth:
+            raise ValueError(f"a tree said to be at most {self.depth} deep has {deepest} levels: parents {parents}")
+        return deepest
 
     def cut(self, levels: int) -> Tree:
-        """Without the drafts deeper than `levels` below the root."""
+        """Without the drafts deeper than `levels` below the root.
+
+        Raises:
+            ValueError: see `check`.
+        """
         if levels >= (len(self) if self.depth is None else self.depth):  # a tree is never deeper than it is large
             return self
         if levels <= 0:
             return Tree.empty(self.tokens.device)
+        self.check()
         depth = ancestors(nodes(self)[1][None])[0].sum(-1)[1:] - 1
         keep = (depth <= levels).nonzero()[:, 0]
         place = torch.full((len(self) + 1,), -1, dtype=torch.int64, device=keep.device)

@@ -1,7 +1,8 @@
 """Batches as a function of their number: a run that resumes at step n reads batch n, whatever it read before.
 
 B rows, T tokens of a row. A row is a conversation or, when packing, several: then every token has the number of its
-conversation in the row and its position in that. Knows nothing about targets and drafters.
+conversation in the row and its position in that. Several processes share out the rows of each batch, so that n
+processes of b rows read what one of n·b reads. Knows nothing about targets and drafters.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from specwave.artifacts import UserError
 from specwave.data.conversations import Sample
+from specwave.eagle import world
 from specwave.eagle.samples import Prepared
 
 _WINDOW = 8  # batches sorted by length together: little padding, and still a different batch in every epoch
@@ -118,13 +121,25 @@ def packed_plan(
 
 
 class Stream(IterableDataset):
-    """An endless sequence of batches that begins at batch `first`; with `row_length`, of packed rows."""
+    """An endless sequence of batches that begins at batch `first`; with `row_length`, of packed rows.
+
+    `rank` of `processes`: of each batch of `batch_size` rows for every process, this one's share. Each batch also says
+    of all of them together: `tokens`, without padding, and `cells`, B·T as they would be padded in one process.
+    """
 
     def __init__(
-        self, samples: Sequence[Sample], batch_size: int, seed: int, first: int, row_length: int | None = None
+        self,
+        samples: Sequence[Sample],
+        batch_size: int,
+        seed: int,
+        first: int,
+        row_length: int | None = None,
+        rank: int = 0,
+        processes: int = 1,
     ):
         self.samples, self.seed, self.first, self.row_length = samples, seed, first, row_length
-        self.batch_size = min(batch_size, len(samples))
+        self.batch_size = min(batch_size * processes, len(samples))
+        self.rank, self.processes = rank, processes
         known = getattr(samples, "lengths", None)
         self.lengths: Sequence[int] = known if known is not None else [len(sample.ids) for sample in samples]
 
@@ -140,11 +155,31 @@ class Stream(IterableDataset):
         while True:
             batches = self.plan(epoch)
             for batch in batches[place:]:
-                if self.row_length is None:
-                    yield collate([self.samples[number] for number in batch])
-                else:
-                    yield collate_packed([[self.samples[number] for number in row] for row in batch])
+                yield self._share(batch)
             epoch, place = epoch + 1, max(0, place - len(batches))
+
+    def _share(self, batch: list[Any]) -> dict[str, Any]:
+        """This process's rows; neighbours in length go to different ones."""
+        if len(batch) < self.processes:
+            remedy = f"a step has {len(batch)} rows: fewer than processes; use fewer, or give more samples"
+            raise UserError("trainer.devices", self.processes, remedy)
+        own = batch[self.rank :: self.processes]
+        if self.row_length is None:
+            lengths = [self.lengths[number] for number in batch]
+            made = collate([self.samples[number] for number in own])
+        else:
+            lengths = [sum(self.lengths[number] for number in row) for row in batch]
+            made = collate_packed([[self.samples[number] for number in row] for row in own])
+        return made | {"tokens": sum(lengths), "cells": len(lengths) * max(lengths)}
+
+
+def share(batches: Sequence[Sequence[Sample]], rank: int, processes: int) -> list[dict[str, Any]]:
+    """Every n-th batch, as many for each process; where that takes one twice the second is marked `again`."""
+    found = []
+    for first in range(0, len(batches), processes):
+        again = first + rank >= len(batches)
+        found.append(collate(batches[-1 if again else first + rank]) | {"again": again})
+    return found
 
 
 class DrafterData(pl.LightningDataModule):
@@ -158,9 +193,12 @@ class DrafterData(pl.LightningDataModule):
         assert self.trainer is not None
         # One batch per step, so the step a checkpoint was taken at is the number of the next batch.
         first, row_length = self.trainer.global_step, self.data.row_length
-        stream = Stream(self.data.train, self.batch_size, self.seed, first, row_length)
-        return DataLoader(stream, batch_size=None)
+        place = world.rank(), world.size()
+        return DataLoader(
+            Stream(self.data.train, self.batch_size, self.seed, first, row_length, *place), batch_size=None
+        )
 
     def val_dataloader(self) -> DataLoader:
         ordered = sorted(self.data.validation, key=lambda sample: (len(sample.ids), sample.id))
-        return DataLoader(ordered, batch_size=self.batch_size, collate_fn=collate)  # type: ignore[arg-type]
+        batches = [ordered[start : start + self.batch_size] for start in range(0, len(ordered), self.batch_size)]
+        return DataLoader(share(batches, world.rank(), world.size()), batch_size=None)  # type: ignore[arg-type]

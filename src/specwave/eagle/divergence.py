@@ -114,7 +114,10 @@ def _in_chunks(
     count = hidden_nH.shape[0]
     losses = torch.zeros_like(weight_n)
     drafts = torch.zeros(count, dtype=torch.int64, device=hidden_nH.device)
-    gradients: list[Any] = [] if learnt is None else [torch.zeros_like(x) for x in (hidden_nH, *learnt)]
+    gradients: list[Any] = []
+    if learnt is not None:  # many chunks add up in the head's gradient: never in bf16, whatever its weights are
+        wide_sums = [torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in learnt]
+        gradients = [torch.zeros_like(hidden_nH), *wide_sums]
     scale = torch.cat([weight_n, weight_n.new_full((1,), torch.finfo(weight_n.dtype).tiny)]).max()
     relative_n1 = (weight_n / scale)[:, None]
     size = _ROWS.get(hidden_nH.device.type, _ROWS["else"])

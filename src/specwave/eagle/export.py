@@ -1,4 +1,5 @@
-"""The drafter as files: `config.json` and `model.safetensors` for the engines, `card.json` for specwave.
+"""The drafter as files: `config.json` and `model.safetensors` for the engines, `card.json` for specwave, `README.md`
+for people.
 
 Knows nothing about training; what it saw there is handed in as plain data.
 """
@@ -9,7 +10,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -25,9 +26,12 @@ from specwave.artifacts import (
     reading,
     write_json,
     write_tensors,
+    write_text,
 )
 from specwave.eagle.drafter import SWITCHES, DrafterConfig, Eagle3Drafter
 from specwave.eagle.engines import engine_config, padding_layer, served_by
+from specwave.eagle.formats import FORMATS, flattened, from_speculators, speculators_config, to_speculators
+from specwave.eagle.model_card import readme
 from specwave.eagle.vocab import check_vocab_map
 
 KEY = "checkpoint"  # the config key that names a drafter folder
@@ -41,6 +45,14 @@ class TargetFacts:
     name: str
     fingerprint: str
     num_layers: int
+    source: str = ""  # hub id or folder; speculators' format names it
+
+
+@dataclass
+class Export:
+    """`export` in conf/train.yaml."""
+
+    format: Literal["engines", "speculators"] = "engines"
 
 
 def write_drafter(
@@ -52,10 +64,11 @@ def write_drafter(
     data: dict[str, Any] | None = None,
     training: dict[str, Any] | None = None,
     pictures: Sequence[Path] = (),
+    layout: str = "engines",
 ) -> list[str]:
-    """Writes the three files (the card last) and copies `pictures` beside them; returns the warnings.
+    """Writes the files (the card last) and copies `pictures` beside them; returns the warnings.
 
-    Floats are stored as `dtype`. A card exists only where the other files are whole.
+    Floats are stored as `dtype`. A card exists only where the other files are whole. `layout`: one of `FORMATS`.
     """
     folder, config = Path(folder), drafter.config
     check_layers(config.layers, target.num_layers, "layers")
@@ -71,8 +84,14 @@ def write_drafter(
             for place, layer in enumerate(layers):
                 tensors[_NORM.format(place)] = torch.ones_like(norm) if layer == spare else norm
     serves, warnings = served_by(layers, target.num_layers)
+    described = engine_config(config, layers, dtype)
+    if layout == "speculators":
+        steps = (training or {}).get("steps", 3)
+        described, tensors = speculators_config(config, layers, dtype, target.source, steps), to_speculators(tensors)
+        serves, warnings = ["vllm"], [*warnings, "speculators' format: vLLM serves it alone, SGLang does not read it"]
+    (folder / "card.json").unlink(missing_ok=True)  # from here on the files may be of two drafters
     write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
-    write_json(folder / "config.json", engine_config(config, layers, dtype))
+    write_json(folder / "config.json", described)
     for picture in pictures:
         shutil.copyfile(picture, folder / picture.name)
     card = {
@@ -81,6 +100,7 @@ def write_drafter(
         "layers": list(config.layers),
         "layer_convention": LAYER_CONVENTION,
         "padding_layer": spare,
+        "format": layout,
         "switches": config.switches,
         "target": {"name": target.name, "fingerprint": target.fingerprint, "num_layers": target.num_layers},
         "serves": serves,
@@ -89,6 +109,7 @@ def write_drafter(
         "data": data or {},
         "training": training or {},
     }
+    write_text(folder / "README.md", readme(card))
     write_json(folder / "card.json", card)
     return warnings
 
@@ -115,8 +136,12 @@ def _read_drafter(folder: Path) -> tuple[DrafterConfig, dict[str, Tensor], dict[
         raise UserError(KEY, folder, "no drafter of specwave is here (card.json is missing): name a drafters/L… folder")
     # A drafter written before there were switches has none on: so do engines read their absence.
     off = dict.fromkeys(SWITCHES, False)
-    card = {"switches": off} | read_json(folder / "card.json", KEY)
+    card = {"switches": off, "format": FORMATS[0]} | read_json(folder / "card.json", KEY)
     content = off | read_json(folder / "config.json", KEY)
+    if card["format"] not in FORMATS:
+        raise UserError(KEY, folder, f"its format is {card['format']!r}; {' and '.join(FORMATS)} are read")
+    if card["format"] == "speculators":
+        content = off | flattened(content)
     nested = content.get("eagle_config") or {}
     ids, shifted = nested.get("eagle_aux_hidden_state_layer_ids"), content.get("eagle_aux_hidden_state_layer_ids")
     if not card.get("layers") or not ids or not shifted:
@@ -140,7 +165,7 @@ def _read_drafter(folder: Path) -> tuple[DrafterConfig, dict[str, Tensor], dict[
     if switches != card["switches"]:
         raise UserError(KEY, folder, f"config.json has {switches}, card.json {card['switches']}: export it again")
     try:
-        tensors = load_file(folder / "model.safetensors")
+        tensors = from_speculators(load_file(folder / "model.safetensors"))
         config = DrafterConfig(
             layers=layers,
             target_hidden_size=content["target_hidden_size"],

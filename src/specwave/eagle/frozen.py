@@ -27,8 +27,13 @@ class _Packed(nn.Module):
         return self.run(x)
 
 
+FUSED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")  # multiplied in one, never by themselves
+
+
 def _freeze(module: nn.Module) -> None:
     for name, child in module.named_children():
+        if name in FUSED:
+            continue
         if isinstance(child, nn.Linear):
             setattr(module, name, _Packed(child))
         else:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -11,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from specwave.artifacts import UserError
+from specwave.eagle import world
 from specwave.eagle.drafter import Eagle3Drafter
 from specwave.eagle.loss import Outcome, ttt_loss
 from specwave.eagle.options import Eagle3
-from specwave.eagle.tally import Tally, columns, not_finite
+from specwave.eagle.slots import counting_slots
+from specwave.eagle.tally import Tally, columns, not_finite, summed
 from specwave.eagle.targets import Online, Source, TargetBatch, read_target
 from specwave.eagle.watch import Watch
 
@@ -24,6 +29,10 @@ class GroupTraining(pl.LightningModule):
 
     Losses add up, parameters are disjoint, and each drafter is clipped alone: a joint run equals single runs. Where a
     loss or a gradient is not finite that drafter stops, its weights as they were, and the others go on.
+
+    Several processes: each reads rows of its own, losses are divided by what counts in all of them, and gradients and
+    figures are summed, so that n processes of b rows equal one of n·b to rounding. What stops a drafter in one of them
+    stops it in all.
     """
 
     def __init__(
@@ -35,9 +44,10 @@ class GroupTraining(pl.LightningModule):
         log_every: int,
         source: Source | None = None,
         watch: Watch | None = None,
+        rows: int | None = None,
     ):
         """`source`: where the target's states come from; None: from the target itself. `watch` decodes with every
-        drafter at a validation."""
+        drafter at a validation. `rows`: of a step, in all processes together; a resumed run must have as many."""
         super().__init__()
         self.target, self.options, self.max_steps, self.log_every = target, options, max_steps, log_every
         self.drafters = nn.ModuleDict(drafters)
@@ -45,17 +55,20 @@ class GroupTraining(pl.LightningModule):
         self.draft_ids, self.t2d = first.draft_ids.to(target.device), first.t2d.to(target.device)
         layers = [layer for drafter in drafters.values() for layer in drafter.config.layers]
         self.source, self.watch = source or Online(target, layers), watch
-        self.facts = {"target": target.fingerprint, "groups": list(drafters)}
+        self.engine = world.Engine()
+        self.facts = {"target": target.fingerprint, "groups": list(drafters), "rows of a step": rows}
         self.tokens, self.seconds = 0, 0.0  # of all steps so far, those before a resume included
         self.validated: dict[str, Any] = {}  # step and, per drafter, the figures of the last validation
         self.stopped: dict[str, str] = {}  # drafters that learn no more, and why
         self._tallies, self._norms, self._since, self._names = self._fresh(), dict[str, float](), (0, 0.0), list[str]()
+        self._sound: dict[str, Tensor] = {}  # where the engine clips: whether a drafter's gradients were all finite
 
     def _fresh(self) -> dict[str, Tally]:
         return {name: Tally(self.options.steps) for name in self.drafters}
 
     def _figures(self, tallies: dict[str, Tally]) -> dict[str, dict[str, float]]:
-        return {name: tally.figures(self.options.decay) for name, tally in tallies.items()}
+        """Of all processes together."""
+        return {name: tally.figures(self.options.decay) for name, tally in summed(tallies).items()}
 
     def read(self, batch: dict[str, Any]) -> TargetBatch:
         """The target's side of a batch, in the target's own precision."""
@@ -82,6 +95,7 @@ class GroupTraining(pl.LightningModule):
 
     def _outcomes(self, batch: dict[str, Any]) -> dict[str, Outcome]:
         read, options, outcomes = self.read(batch), self.options, {}
+        normaliser = self._normaliser(read, batch)
         for name, drafter in self.drafters.items():
             if self.training and name in self.stopped:
                 continue
@@ -90,47 +104,91 @@ class GroupTraining(pl.LightningModule):
                 read,
                 options.steps,
                 options.decay,
-                options.normaliser,
+                normaliser,
                 loss=options.loss,
                 count_from=options.count_from,
                 checkpointing=options.checkpointing,
             )
         return outcomes
 
+    def _normaliser(self, read: TargetBatch, batch: dict[str, Any]) -> Tensor | str:
+        """What a step's sum is divided by; in several processes one number for all of them, [S]."""
+        options = self.options
+        if world.size() == 1 or not self.training:
+            return options.normaliser
+        if options.normaliser == "all":
+            return torch.full((options.steps,), batch["cells"], device=read.ids.device)
+        slots_SBT = counting_slots(read.answer, read.in_vocab, options.steps, options.count_from, read.documents)
+        return world.total(slots_SBT.sum((1, 2)))
+
     # ---------------------------------------------------------------- steps
+
+    def on_fit_start(self) -> None:
+        if self.engine.clips:
+            for name, drafter in self.drafters.items():
+                for parameter in drafter.parameters():
+                    parameter.register_hook(partial(self._look, name))
+
+    def _look(self, name: str, gradient: Tensor) -> None:
+        sound = gradient.isfinite().all()
+        self._sound[name] = self._sound[name] & sound if name in self._sound else sound
 
     def on_train_batch_start(self, batch: dict[str, Any], batch_idx: int) -> None:
         self._names, self._started = batch["names"], time.perf_counter()
+        self._sound.clear()
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        losses = []
-        for name, outcome in self._outcomes(batch).items():
-            if self._finite(outcome.loss, "loss", name):
-                self._tallies[name].add(outcome)
-                losses.append(outcome.loss)
+        outcomes, losses = self._outcomes(batch), []
+        finite = self._finite({name: outcome.loss.detach() for name, outcome in outcomes.items()}, "loss")
+        for name in finite:
+            self._tallies[name].add(outcomes[name])
+            losses.append(outcomes[name].loss)
         self.tokens += batch["tokens"]
-        return torch.stack(losses).sum()
+        loss = torch.stack(losses).sum()
+        if world.size() == 1:
+            return loss
+        loss = loss * world.size()  # engines take the mean of the processes' gradients; these are parts of one sum
+        if not self.engine.clips:  # a stopped drafter too must take part in it, or the others wait for its gradients
+            for name in self.stopped:
+                loss = loss + 0.0 * sum(parameter.sum() for parameter in self.drafters[name].parameters())
+        return loss
 
-    def _finite(self, value: Tensor, what: str, name: str) -> bool:
-        """Stops the drafter where not; the run, where none is left."""
-        found = not_finite(value, f"{what} of {name}", self.global_step, self._names)
-        if found is None:
-            return True
-        self.stopped[name] = str(found)
-        if len(self.stopped) == len(self.drafters):
-            raise found
-        warnings.warn(f"{found}; the other drafters go on", stacklevel=2)
-        return False
+    def _finite(self, values: dict[str, Tensor], what: str, alone: bool = True) -> list[str]:
+        """The drafters whose value is finite in every process. Each other one stops; the run, where none is left, or
+        where a drafter cannot stop `alone`."""
+        bad = world.anywhere(~torch.stack([value.float() for value in values.values()]).isfinite()).tolist()
+        for name, lost in zip(values, bad, strict=True):
+            if not lost:
+                continue
+            seen = world.collected((float(values[name]), self._names))
+            value, names = next(entry for entry in seen if not math.isfinite(entry[0]))
+            found = not_finite(value, f"{what} of {name}", self.global_step, names)
+            self.stopped[name] = str(found)
+            if not alone or len(self.stopped) == len(self.drafters):
+                raise found
+            if world.rank() == 0:
+                warnings.warn(f"{found}; the other drafters go on", stacklevel=2)
+        return [name for name, lost in zip(values, bad, strict=True) if not lost]
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
-        for name, drafter in self.drafters.items():
-            if name in self.stopped:
-                continue
-            norm = torch.nn.utils.clip_grad_norm_(drafter.parameters(), self.options.clip)
-            if self._finite(norm, "gradient", name):
-                self._norms[name] = float(norm)
-            else:
-                drafter.zero_grad()  # to None: the optimiser passes over it
+        if self.engine.clips:
+            if self._sound:
+                # The engine holds the gradients and would clip all of them by one that is not finite.
+                self._finite(
+                    {n: torch.where(sound, 0.0, torch.nan) for n, sound in self._sound.items()}, "gradient", False
+                )
+            for group in optimizer.param_groups:
+                group["lr"] = 0.0 if group["name"] in self.stopped else group["lr"]
+            return
+        going = {name: drafter for name, drafter in self.drafters.items() if name not in self.stopped}
+        norms = {
+            name: torch.nn.utils.clip_grad_norm_(drafter.parameters(), self.options.clip)
+            for name, drafter in going.items()
+        }
+        for name in self._finite(norms, "gradient"):
+            self._norms[name] = float(norms[name])
+        for name in self.stopped:
+            self.drafters[name].zero_grad()  # to None: the optimiser passes over it
 
     def finish_step(self) -> None:
         """Time and, every `log_every` steps, a row of figures; called before a checkpoint of the step is taken."""
@@ -139,27 +197,47 @@ class GroupTraining(pl.LightningModule):
             return
         rate = (self.tokens - self._since[0]) / max(self.seconds - self._since[1], 1e-9)
         lr = self.options.lr * self.options.rate(self.global_step - 1, self.max_steps)
-        norms = {f"{name}/grad_norm": norm for name, norm in self._norms.items()}
-        self._log({"tokens_per_second": rate, "lr": lr} | columns(self._figures(self._tallies)) | norms)
+        going = {name: tally for name, tally in self._tallies.items() if name not in self.stopped}
+        norms = {f"{name}/grad_norm": norm for name, norm in self._norms.items() if name in going}
+        if self.engine.norm is not None:
+            norms = {"grad_norm": self.engine.norm()}
+        self._log({"tokens_per_second": rate, "lr": lr} | columns(self._figures(going)) | norms)
         self._tallies, self._since = self._fresh(), (self.tokens, self.seconds)
 
     def on_validation_epoch_start(self) -> None:
-        self._held_out = self._fresh()
+        self._held_out, self._names = self._fresh(), ["held-out prompts"]
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         for name, outcome in self._outcomes(batch).items():
-            self._held_out[name].add(outcome)
+            if not batch.get("again"):  # another process counts it
+                self._held_out[name].add(outcome)
 
     def on_validation_epoch_end(self) -> None:
-        self.validated = {"step": self.global_step, "figures": self._figures(self._held_out)}
-        if self.watch is not None:
-            for name, drafter in self.drafters.items():
-                tau = self.watch.tau(drafter)  # type: ignore[arg-type]
-                self.validated["figures"][name] |= {} if tau is None else {"tau": tau}
+        found = self._figures(self._held_out)
+        losses = {name: torch.tensor(each["loss"]) for name, each in found.items()}
+        finite = {name: each for name, each in found.items() if math.isfinite(each["loss"])}
+        if new := {name: loss for name, loss in losses.items() if name not in self.stopped}:
+            self._finite(new, "held-out loss")
+        self.validated = {"step": self.global_step, "figures": finite}
+        for name, tau in self._decoded().items():
+            self.validated["figures"][name] |= {} if tau is None else {"tau": tau}
         self._log(columns(self.validated["figures"], "val_"))
 
+    def _decoded(self) -> dict[str, float | None]:
+        """The τ of really decoding; the drafters are shared out among the processes."""
+        found: dict[str, float | None] = {}
+        names = list(self.validated["figures"]) if self.watch is not None else []
+        for place, name in enumerate(names):
+            drafter = self.drafters[name]
+            with self.engine.whole(drafter):
+                if place % world.size() == world.rank():
+                    found[name] = self.watch.tau(drafter)  # type: ignore[arg-type,union-attr]
+        parts = world.collected(found)
+        return {name: parts[place % len(parts)][name] for place, name in enumerate(names)}
+
     def _log(self, row: dict[str, float]) -> None:
-        self.logger.log_metrics({"tokens": self.tokens} | row, self.global_step)  # type: ignore[union-attr]
+        if world.rank() == 0:
+            self.logger.log_metrics({"tokens": self.tokens} | row, self.global_step)  # type: ignore[union-attr]
 
     # ---------------------------------------------------------------- optimiser and checkpoint
 
@@ -168,19 +246,25 @@ class GroupTraining(pl.LightningModule):
         groups = [{"params": list(drafter.parameters()), "name": name} for name, drafter in self.drafters.items()]
         betas, decay = (options.betas[0], options.betas[1]), options.weight_decay
         optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=betas, weight_decay=decay, fused=True)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: options.rate(step, self.max_steps))
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, [self._schedule(name) for name in self.drafters])
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _schedule(self, name: str) -> Callable[[int], float]:
+        """Zero for a stopped drafter: an engine that clips steps all of them."""
+        return lambda step: 0.0 if name in self.stopped else self.options.rate(step, self.max_steps)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         kept = {key: getattr(self, key) for key in ("tokens", "seconds", "validated", "stopped", "_since")}
-        checkpoint["specwave"] = self.facts | kept | {"tallies": {name: t.state() for name, t in self._tallies.items()}}
+        tallies = {name: tally.state() for name, tally in summed(self._tallies).items()}
+        checkpoint["specwave"] = self.facts | kept | {"tallies": tallies}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = checkpoint["specwave"]
         for key, mine in self.facts.items():
-            if saved[key] != mine:
+            if saved.get(key, mine) != mine:
                 raise UserError("resume", "true", f"the checkpoint has the {key} {saved[key]}, this run {mine}")
         for key in ("tokens", "seconds", "validated", "stopped", "_since"):
             setattr(self, key, saved[key])
         for name, tally in self._tallies.items():
-            tally.restore(saved["tallies"][name])
+            if world.rank() == 0:  # they are sums over all processes
+                tally.restore(saved["tallies"][name])

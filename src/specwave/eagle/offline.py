@@ -75,6 +75,8 @@ class StatesConfig:
                 raise UserError(f"states.{key}", getattr(self, key), "must be ≥ 1")
         if self.path is not None and self.mode == "online":
             raise UserError("states.path", self.path, "nothing is kept online: add states.mode=offline")
+        if self.path is not None:
+            self.path = str(Path(self.path).expanduser())
 
     def described(self) -> str:
         """For the card: what the drafter learnt from."""

@@ -122,13 +122,15 @@ def load_drafter(
     """A drafter folder as a proposer for `target`, in the target's dtype; `tree`: further keys of `Eagle3Decoding`.
 
     Raises:
-        UserError: no drafter, no layer ids, a vocabulary map that does not fit, another target's drafter.
+        UserError: no drafter, no layer ids, a vocabulary map that does not fit, another target's drafter, settings that
+            do not go together.
     """
+    settings = Eagle3Decoding(levels, **tree)
     config, tensors, card = read_drafter(path)
     check_target(config, card, target, allow_other_target)
     drafter = Eagle3Drafter(config)
     drafter.load_state_dict({name: tensors[name] for name in drafter.state_dict()})
-    if tree.get("total_token") == "auto":
+    if settings.total_token == "auto":
         from specwave.eagle.tuning import tuned_settings  # which decodes with what this module makes
 
         return Eagle3(drafter, target, card=card, **tuned_settings(path, drafter, target))
@@ -198,11 +200,15 @@ class Eagle3(BaseProposer):
         """Whether drafts still have positions of the drafter's (sglang#3574: stop drafting, go on decoding)."""
         return len(context.tokens) + self.levels <= self.drafter.config.max_length
 
+    def _pays(self, context: Context) -> bool:
+        """Whether states are known, positions left, and drafts could still be committed: a row's last round is not."""
+        return len(context.tokens) > 1 and context.remaining > 1 and self._within(context)
+
     @torch.inference_mode()
     def propose(self, contexts: Sequence[Context]) -> list[Tree]:
-        """One tree per row; empty where nothing is known yet or the drafter's positions end."""
+        """One tree per row; empty where nothing is known yet, the drafter's positions end or one token is left."""
         self._own(contexts)
-        able = [context for context in contexts if len(context.tokens) > 1 and self._within(context)]
+        able = [context for context in contexts if self._pays(context)]
         trees = {context.row: Tree.empty(self.target.device) for context in contexts}
         if able:
             ids, parents = self._draft(able)

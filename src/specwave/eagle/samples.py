@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from specwave.artifacts import UserError, cache_dir, filling_cache
@@ -20,6 +22,8 @@ from specwave.data.engines import Regenerate
 from specwave.data.sources import SHAREGPT, ULTRACHAT
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from specwave.data.conversations import Conversation
     from specwave.target import Target
 
@@ -62,6 +66,13 @@ class Prepared:
     benchmark: str | None = None  # a question file that the samples are compared with, beside the built-in one
     notes: list[str] = field(default_factory=list)  # lines for the console
     origin: dict[str, Any] = field(default_factory=dict)  # facts of the source
+
+    def digest(self, draft_ids: Tensor) -> str:
+        """Names what is learnt from, as far as a run that goes on would be led astray: another amount of text, or the
+        draft vocabulary (ids [V_d]) counted in it."""
+        facts = {key: value for key, value in self.facts().items() if key not in self.origin}
+        text = json.dumps([facts, draft_ids.tolist()])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def facts(self) -> dict[str, Any]:
         """Plain data for the card."""
@@ -165,6 +176,10 @@ class TrainingData(ABC):
             raise UserError(
                 "data.limit", self.limit, f"must be above data.validation ({self.validation} prompts held out)"
             )
+
+        if self.check_benchmark is not None and not Path(self.check_benchmark).is_file():
+            remedy = "there is no such file: name a question.jsonl"  # said before the target answers anything
+            raise UserError("data.check_benchmark", self.check_benchmark, remedy)
 
     def check_floors(self, **floors: int) -> None:
         for key, floor in floors.items():

@@ -11,6 +11,7 @@ from typing import Any
 from specwave.artifacts import UserError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+MISTRAL_WINDOW = 4096  # of a config without the key; null is none
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,11 @@ class Arch:
     output_bias: bool = False
     qk_norm: bool = False
     rope: dict[str, Any] = field(default_factory=dict)  # HF's rope_parameters, whole
-
-    @property
-    def rope_theta(self) -> float:
-        return float(self.rope["rope_theta"])
+    window: int | None = None  # tokens that attention slides over; `max_length` is no larger
 
     def describe(self) -> dict[str, Any]:
-        """Plain data for fingerprints and cards."""
-        return asdict(self)
+        """Plain data for fingerprints and cards; the window is in `max_length`."""
+        return {key: value for key, value in asdict(self).items() if key != "window"}
 
 
 def read_arch(config: dict[str, Any], key: str = "model.source") -> Arch:
@@ -58,9 +56,10 @@ def read_arch(config: dict[str, Any], key: str = "model.source") -> Arch:
     max_length = int(config["max_position_embeddings"])
     if family.startswith("qwen") and config.get("use_sliding_window"):
         refuse("use_sliding_window", "sliding-window attention is not supported")
-    if family == "mistral" and config.get("sliding_window"):
+    window = config.get("sliding_window", MISTRAL_WINDOW) if family == "mistral" else None
+    if window:
         # Up to the window's length a sliding window hides nothing, so the model is exact there and refused beyond.
-        max_length = min(max_length, int(config["sliding_window"]))
+        max_length = min(max_length, int(window))
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     rope.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     rope["rope_type"] = rope.pop("type", None) or rope.get("rope_type") or "default"
@@ -82,4 +81,5 @@ def read_arch(config: dict[str, Any], key: str = "model.source") -> Arch:
         output_bias=family in ("llama", "qwen3") and attention_bias,
         qk_norm=family == "qwen3",
         rope=rope,
+        window=int(window) if window else None,
     )

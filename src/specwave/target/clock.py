@@ -13,6 +13,7 @@ import platform
 import statistics
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -52,9 +53,8 @@ def clock(target: Target, sizes: tuple[int, ...] = SIZES, again: bool = False) -
     room = target.max_length - 1
     context = min(CONTEXT, room // 2)
     sizes = tuple(size for size in sizes if size <= room - context) or (1,)
-    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.processor()
-    facts = [_SCHEME, target.fingerprint, str(target.dtype), device, platform.node(), torch.get_num_threads(),
-             torch.__version__, context, sizes, target.forwards]  # fmt: skip
+    *where, forwards = device_facts(target).values()
+    facts = [_SCHEME, *where, context, sizes, forwards]
     path = cache_dir() / "clock" / f"{target.name}-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}.json"
     if not again:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # damaged: measured again
@@ -65,6 +65,20 @@ def clock(target: Target, sizes: tuple[int, ...] = SIZES, again: bool = False) -
     with contextlib.suppress(OSError):
         write_json(path, {"sizes": sizes, "seconds": found.seconds, "context": context})
     return found
+
+
+def device_facts(target: Target) -> dict[str, Any]:
+    """What a time depends on beside what is timed, as plain values."""
+    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.processor()
+    return {
+        "fingerprint": target.fingerprint,
+        "dtype": str(target.dtype),
+        "device": device,
+        "node": platform.node(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "forwards": target.forwards,
+    }
 
 
 @torch.inference_mode()
@@ -78,15 +92,16 @@ def _measure(target: Target, sizes: tuple[int, ...], context: int) -> tuple[floa
     taken: dict[int, list[float]] = {size: [] for size in sizes}
     for turn in range(_REPEAT + 1):
         for size in sizes if turn % 2 else sizes[::-1]:
-            _wait(target)
+            wait(target)
             began = time.perf_counter()
             session.forward(tokens[:, context : context + size])
-            _wait(target)
+            wait(target)
             if turn:  # the first round warms up
                 taken[size].append(time.perf_counter() - began)
     return tuple(statistics.median(values) for values in taken.values())
 
 
-def _wait(target: Target) -> None:
+def wait(target: Target) -> None:
+    """Until the device has done what it was given."""
     if target.device.type == "cuda":
         torch.cuda.synchronize(target.device)

@@ -6,6 +6,8 @@ once about twice as fast as a plain one at 1 to 16 rows, so frozen weights are k
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,7 +34,13 @@ class FrozenLinear:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None) if self.packed else weight
         self.bias = bias
         self.out, self.width = weight.shape
-        self.least = 1  # rows that are multiplied at least: padding keeps a kernel of few rows from being taken
+        self.least = 1  # rows that are multiplied at least: see `padded`
+
+    def padded(self, least: int) -> FrozenLinear:
+        """The same layer, which multiplies so many rows at least: padding keeps a kernel of few from being taken."""
+        twin = copy(self)
+        twin.least = least
+        return twin
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.least > 1 and (rows := x.numel() // self.width) < self.least:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +28,9 @@ from specwave.target.recorded import KINDS, Shelf
 from specwave.target.rope import rope_tables
 
 REMEDY = "fetch or make the model's folder again (if it lies in specwave's cache, delete it)"
+_TREES = 256  # rows of a batch's trees, about
+_PROBED = (65, 1024, _TREES, 64, 48, 33, 32, 17, 16, 9, 8, 5, 4, 3, 2, 1)  # rows: up to a prompt's chunk
+Part = TypeVar("Part", "Target", Block)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -89,12 +94,12 @@ class Target:
             self.embedding: Tensor = weights.pop("model.embed_tokens.weight")
             self.final_norm: Tensor = weights.pop("model.norm.weight")
             head = self.embedding if arch.tie_embeddings else weights.pop("lm_head.weight")
-        self.lm_head = FrozenLinear(head)
-        self.blocks = []
-        for layer in range(arch.num_layers):
-            prefix = f"model.layers.{layer}."
-            own = {name[len(prefix) :]: weights.pop(name) for name in list(weights) if name.startswith(prefix)}
-            self.blocks.append(Block(arch, own))
+            self.lm_head = FrozenLinear(head)
+            self.blocks: list[Block] = []
+            for layer in range(arch.num_layers):
+                prefix = f"model.layers.{layer}."
+                own = {name[len(prefix) :]: weights.pop(name) for name in list(weights) if name.startswith(prefix)}
+                self.blocks.append(Block(arch, own))
         cos, sin = rope_tables(arch.head_dim, arch.rope, arch.max_length, dtype)
         self.rope = (cos.to(device), sin.to(device))
         self.forwards = _forwards(config.forwards, device)
@@ -192,8 +197,9 @@ class Target:
 
         return Session(self, batch, capacity, invariant)
 
-    def make_invariant(self, key: str) -> None:
-        """From now on no linear layer sees fewer rows than `least_rows`.
+    def make_invariant(self, key: str) -> Target:
+        """This target with linear layers that never see fewer rows than `least_rows`. The weights are shared; the
+        target itself stays as it is.
 
         Raises:
             UserError: on this device they round by their shape; `key` is to blame.
@@ -201,8 +207,9 @@ class Target:
         if self.least_rows is None:
             remedy = f"on {self.device} the linear layers round by the shape they are given: use false"
             raise UserError(key, "true", remedy)
-        for layer in (*(layer for block in self.blocks for layer in block.linears()), self.lm_head):
-            layer.least = self.least_rows
+        twin = _padded(self, self.least_rows)
+        twin.blocks = [_padded(block, self.least_rows) for block in self.blocks]
+        return twin
 
     @cached_property
     @torch.inference_mode()
@@ -213,21 +220,33 @@ class Target:
         number will do: a GPU's library picks its kernel by shape.
         """
         draw = torch.Generator().manual_seed(0)
-        layers = {(layer.width, layer.out): layer for layer in (*self.blocks[0].linears(), self.lm_head)}.values()
+        layers = {(layer.width, layer.out): layer for layer in (self.lm_head, *self.blocks[0].linears())}.values()
         differs = 0
         for layer in layers:
             probes = torch.randn(8, layer.width, generator=draw).to(self.device, self.dtype)
-            pad = torch.randn(65, layer.width, generator=draw).to(probes)
+            pad = torch.randn(max(_PROBED), layer.width, generator=draw).to(probes)
             expected = None
-            for count in (65, 64, 48, 33, 32, 17, 16, 9, 8, 5, 4, 3, 2, 1):
+            for count in _PROBED:
+                if layer is self.lm_head and count > _TREES:  # which no prompt's chunk comes to
+                    continue
+                some = probes if count <= 65 else probes[:2]
                 for place in {0, count // 2, count - 1}:
-                    rows = pad[:count].repeat(len(probes), 1, 1)
-                    rows[:, place] = probes
+                    rows = pad[:count].repeat(len(some), 1, 1)
+                    rows[:, place] = some
                     found = torch.stack([layer(one[None])[0, place] for one in rows])
                     expected = found if expected is None else expected
-                    if not torch.equal(found, expected):
+                    if not torch.equal(found, expected[: len(some)]):
                         differs = max(differs, count)
         return differs + 1 if differs < 16 else None
+
+
+def _padded(part: Part, rows: int) -> Part:
+    """A copy of a target or a block whose own linear layers never see fewer rows."""
+    twin = copy(part)
+    for name, layer in vars(part).items():
+        if isinstance(layer, FrozenLinear):
+            setattr(twin, name, layer.padded(rows))
+    return twin
 
 
 def _eos_ids(folder: Path) -> tuple[int, ...]:
@@ -260,7 +279,8 @@ def load_target(name: str | Path, dtype: str = "auto", device: str = "auto") -> 
         if fields.get("source") == "???":
             raise UserError("model", str(name), "this entry needs a source: give a hub id or a folder instead")
     else:
-        fields = {"name": Path(name).name, "source": str(name)}
+        whole = os.path.abspath(Path(name).expanduser())  # of "." and "..", too, the folder's own name
+        fields = {"name": Path(whole).name or "root", "source": str(name)}
     return ModelConfig(**{**fields, "dtype": dtype, "device": device}).load()
 
 

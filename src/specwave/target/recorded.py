@@ -31,34 +31,50 @@ def strides(slots: int) -> int:
 
 
 def capture(run: Run, inputs: tuple[Tensor, ...], pool: Any) -> Callable[[], Any]:
-    """A CUDA graph of `run(*inputs)`; replaying it reads those very tensors and fills the outputs again."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        run(*inputs)  # libraries set themselves up, which a graph may not hold
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        outputs = run(*inputs)
+    """A CUDA graph of `run(*inputs)`; replaying it reads those very tensors and fills the outputs again.
+
+    Graphs and streams belong to the current device, which need not be the one that the tensors lie on.
+    """
+    with torch.cuda.device(inputs[0].device):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run(*inputs)  # libraries set themselves up, which a graph may not hold
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            outputs = run(*inputs)
 
     def replay() -> Any:
-        graph.replay()
+        with torch.cuda.device(inputs[0].device):
+            graph.replay()
         return outputs
 
     return replay
 
 
 class Programs:
-    """The recorded forwards over one cache. `seconds`: what recording has taken so far."""
+    """The recorded forwards over one cache."""
 
     def __init__(self, kind: str):
-        self.kind, self.seconds = kind, 0.0
+        self.kind, self._spent = kind, [0.0]
         self._met: set[Hashable] = set()
         self._made: dict[Hashable, Run] = {}
         self._pool: Any = None
 
     def __len__(self) -> int:
         return len(self._made)
+
+    @property
+    def seconds(self) -> float:
+        """What recording has taken so far, here and in siblings, those of the past included."""
+        return self._spent[0]
+
+    def sibling(self) -> Programs:
+        """Further programs over the same cache, on the same account."""
+        other = Programs(self.kind)
+        other._spent = self._spent
+        return other
 
     def __call__(self, key: Hashable, run: Run, inputs: tuple[Tensor, ...]) -> Any:
         """`run(*inputs)`: as it is the first time that `key` is met, recorded the second time, from then on replayed.
@@ -71,7 +87,7 @@ class Programs:
         if key not in self._made:
             start = time.perf_counter()
             self._made[key] = self._record(run, inputs)
-            self.seconds += time.perf_counter() - start
+            self._spent[0] += time.perf_counter() - start
         return self._made[key](*inputs)
 
     def _record(self, run: Run, inputs: tuple[Tensor, ...]) -> Run:
@@ -110,11 +126,14 @@ class Shelf:
     def __init__(self, keep: int = 2):
         self._keep, self._places = keep, list[Place]()
 
+    @torch.inference_mode()
     def take(self, batch: int, capacity: int) -> Place | None:
         for place in self._places:
             if (place.cache.batch, place.cache.capacity) == (batch, capacity):
                 self._places.remove(place)
                 place.cache.lengths = [0] * batch
+                for store in (*place.cache.keys, *place.cache.values):
+                    store.zero_()  # masked slots weigh nothing, but nothing times NaN is NaN
                 return place
         return None
 

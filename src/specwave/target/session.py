@@ -18,6 +18,9 @@ from specwave.target.cache import KVCache
 from specwave.target.decoder import attend_causal, attend_exact, attend_masked, group_bias
 from specwave.target.load import Target
 from specwave.target.recorded import Place, Programs, strides
+from specwave.target.sublayers import Trial, Window
+
+PLANS = 4  # of which recorded forwards are kept: a plan that has been replaced does not come back
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,10 @@ class Session:
     """
 
     def __init__(self, target: Target, batch: int, capacity: int, invariant: bool = False):
-        arch = target.arch
-        self.target, self.arch, self.invariant = target, arch, invariant
         if invariant:
-            target.make_invariant("batch_invariant")
+            target = target.make_invariant("batch_invariant")
+        self.target, self.arch, self.invariant = target, target.arch, invariant
+        self._planned: dict[tuple[bool, ...], Programs] = {}  # by kept set, the one used last at the end
         self.programs: Programs | None = None
         if invariant or target.forwards == "eager":
             self.cache = self._new_cache(batch, capacity)
@@ -113,15 +116,18 @@ class Session:
             tokens: int64 [B, T]; None when `hidden` is given.
             positions: int64 [B, T]; by default each row goes on from its length.
             mask: bool [B, T, T], which of the new tokens each new token sees (itself included); causal by default.
-            plan: 2N flags, [2i] keeps attention and [2i+1] the MLP of block i; all by default.
+            plan: 2N flags, [2i] keeps attention and [2i+1] the MLP of block i; all by default. A skipped attention
+                writes no keys: what was drafted with a plan is to be rolled back, never committed.
             start_block: the first block to run; `hidden` is then block start_block−1's output [B, T, D].
             wants: states to hand out.
             logits: "all", "last" (of the T tokens) or None.
         """
         wants = wants or Wants()
-        plain = plan is None and hidden is None and start_block == 0 and logits == "all"
+        if plan is not None and len(plan) != 2 * self.arch.num_layers:
+            raise ValueError(f"a plan has a flag for each of {2 * self.arch.num_layers} sub-layers, got {len(plan)}")
+        plain = hidden is None and start_block == 0 and logits == "all"
         if self.programs is not None and plain and tokens is not None:
-            return self._recorded(tokens, positions, mask, wants)
+            return self._recorded(tokens, positions, mask, wants, None if plan is None else tuple(map(bool, plan)))
         cache = self.cache
         if hidden is None:
             if tokens is None:
@@ -143,9 +149,15 @@ class Session:
             scored = self.target.logits(hidden[:, -1:] if logits == "last" else hidden)
         return Output(hidden, scored, *kept)
 
-    def _recorded(self, tokens: Tensor, positions: Tensor | None, mask: Tensor | None, wants: Wants) -> Output:
+    def _recorded(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None,
+        mask: Tensor | None,
+        wants: Wants,
+        plan: tuple[bool, ...] | None,
+    ) -> Output:
         """The same by a program of this shape."""
-        assert self.programs is not None
         cache, (batch, new) = self.cache, tokens.shape
         reach = min(strides(cache.reach(new)), cache.capacity)
         slots = cache.slot_table(new)
@@ -155,18 +167,34 @@ class Session:
 
         def run(tokens: Tensor, positions: Tensor, slots: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Any]:
             view = _View(_turn(target, positions, new), slots, reach, bias)
-            hidden, kept = _through(target, cache, target.embed(tokens), view, wants)
+            hidden, kept = _through(target, cache, target.embed(tokens), view, wants, plan)
             return hidden, target.logits(hidden), kept
 
         inputs = (tokens, slots if positions is None else positions, slots, bias)
-        hidden, logits, kept = self.programs((new, reach, wants), run, inputs)
+        hidden, logits, kept = self._programs_of(plan)((new, reach, wants), run, inputs)
         return Output(hidden, logits, *kept)
+
+    def _programs_of(self, plan: tuple[bool, ...] | None) -> Programs:
+        """The recorded forwards of a kept set. Those of whole forwards are lent to later sessions; the others live and
+        die with this one, and a set that has not been asked for lately makes room for a new one."""
+        assert self.programs is not None
+        if plan is None:
+            return self.programs
+        found = self._planned.pop(plan, None)
+        self._planned[plan] = found = self.programs.sibling() if found is None else found
+        while len(self._planned) > PLANS:
+            del self._planned[next(iter(self._planned))]
+        return found
 
     def _bias(self, tree_BTT: Tensor, reach: int) -> Tensor:
         share = self.arch.num_heads // self.arch.num_kv_heads
         return group_bias(self.cache.visible(tree_BTT, reach), share, self.target.dtype)
 
     # ---------------------------------------------------------------- sub-layers, for methods that skip or exit
+
+    def trial(self, windows: Sequence[Window]) -> Trial:
+        """Sub-layers on trial over windows of this session's rows: nothing is written to the cache."""
+        return Trial(self.target, self.cache, windows)
 
     @torch.inference_mode()
     def attention(self, i: int, hidden: Tensor, prefix_len: int, branches: int = 1) -> Tensor:
@@ -175,21 +203,11 @@ class Session:
         `hidden` [B·branches, T, D]: rows b·branches … belong to row b. Each sees the first `prefix_len` slots of its
         row and, causally, its own tokens, which stand at positions prefix_len, prefix_len + 1, …
         """
-        new = hidden.shape[1]
-        share = self.arch.num_heads // self.arch.num_kv_heads
-        cos, sin = _turn(self.target, prefix_len, new)
-        seen = torch.ones(1, new, prefix_len + new, dtype=torch.bool, device=hidden.device).tril(prefix_len)
-        bias = group_bias(seen, share, hidden.dtype)
-        prefix = [
-            store[i][:, :, :prefix_len].repeat_interleave(branches, 0) for store in (self.cache.keys, self.cache.values)
-        ]
-
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys = torch.cat([prefix[0], key.transpose(1, 2)], 2)
-            values = torch.cat([prefix[1], value.transpose(1, 2)], 2)
-            return attend_masked(query, keys, values, bias)
-
-        return self.target.blocks[i].attention(hidden, cos, sin, attend)
+        new, batch = hidden.shape[1], len(hidden) // branches
+        trial = self.trial([Window(row, prefix_len, new) for row in range(batch)])
+        by_branch = hidden.reshape(batch, branches, new, -1).transpose(0, 1).reshape(branches, batch * new, -1)
+        mixed = trial.attention(i, by_branch).view(branches, batch, new, -1)
+        return mixed.transpose(0, 1).reshape(hidden.shape)
 
     @torch.inference_mode()
     def mlp(self, i: int, hidden: Tensor) -> Tensor:
@@ -222,6 +240,7 @@ class Session:
     def select_rows(self, rows: list[int]) -> None:
         """Goes on with these rows only, in this order."""
         self.cache.select_rows(rows)
+        self._planned.clear()
         if self.programs is not None:
             self.programs.forget()
 

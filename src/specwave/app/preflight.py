@@ -1,0 +1,291 @@
+"""Before a training run: what it will need in each process and on disk, and about how long it will take.
+
+`dry_run=true` prints it and stops, without the target's weights; a run refuses what cannot fit. Memory and disk are
+counted (eagle/budget.py); speed is a guess from how fast this device, or the GPU named by `plan_for`, multiplies.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specwave.app.groups import drafter_configs, wanted_groups
+from specwave.artifacts import Selection, UserError, cache_dir
+from specwave.eagle import budget
+from specwave.eagle.budget import Plan
+from specwave.target.arch import Arch, read_arch
+from specwave.target.folder import local_folder
+
+if TYPE_CHECKING:
+    from specwave.app.train import TrainConfig
+
+GIB = 2**30
+LIBRARIES = {"cpu": 0.6 * GIB, "cuda": 1.5 * GIB}  # Python with its libraries; CUDA's context and NCCL's buffers
+# Of what a device multiplies at best: the target's pass, and a drafter forward and backward. Assumed, not measured.
+SHARES = (0.6, 0.35)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Bytes of memory, and dense bf16 operations a second that large products reach (about 70 % of the data sheet)."""
+
+    memory: float
+    rate: float
+
+
+GPUS = {"h100": Gpu(80e9, 690e12), "h200": Gpu(141e9, 690e12), "a100": Gpu(80e9, 220e12)}
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+# config.json of the models in conf/model that lie on the hub, as far as an architecture is read from it.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen3-4B": {
+        "model_type": "qwen3",
+        "num_hidden_layers": 36,
+        "hidden_size": 2560,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 9728,
+        "vocab_size": 151936,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": True,
+        "rope_theta": 1000000.0,
+    },
+    "meta-llama/Llama-3.1-8B-Instruct": {
+        "model_type": "llama",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "rope_parameters": _LLAMA3,
+    },
+}
+
+
+def architecture(model: Any) -> Arch:
+    """Of a ModelConfig: known by heart, or read from the model's config.json; no weights are loaded."""
+    content = CONFIGS.get(model.source)
+    if content is None:
+        path = local_folder(model.source, model.revision) / "config.json"
+        content = json.loads(path.read_text(encoding="utf-8"))
+    return read_arch(content)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Bytes, seconds and tokens of a run; `parts` of memory by what they are for."""
+
+    plan: Plan
+    names: list[str]
+    parts: dict[str, int]
+    memory: float  # of a process, its libraries included
+    room: float  # that a process has
+    disk: dict[str, int]
+    states: int  # bytes of a token kept by states.mode=offline; 0: online
+    tokens: int  # of a step in all processes, padding included
+    steps: int
+
+
+def forecast(config: TrainConfig, arch: Arch) -> Forecast:
+    """What the configuration means for a target of this architecture, planned for GPUs where it asks for them."""
+    trainer, states = config.trainer, config.states
+    chosen = Selection.load(config.selection) if config.selection else None
+    if chosen is not None and chosen.num_layers != arch.num_layers:
+        chosen = None  # of another model: refused when the target is there to be named
+    groups = wanted_groups(config, chosen, arch.num_layers)
+    target: Any = SimpleNamespace(arch=arch, vocab_size=arch.vocab_size)
+    on_gpu = trainer.on_gpu or trainer.accelerator in ("gpu", "cuda")
+    narrow = config.model.dtype in ("bfloat16", "float16") or (config.model.dtype == "auto" and (on_gpu or cpu_bf16()))
+    plan = Plan(
+        arch=arch,
+        drafters=drafter_configs(config, target, groups),
+        steps=config.drafter.steps,
+        rows=config.data.batch_size,
+        length=min(config.data.max_length, arch.max_length),
+        target_bytes=2 if narrow else 4,
+        mixed=trainer.precision == "bf16-mixed" or (trainer.precision == "auto" and narrow),
+        checkpointing=config.drafter.checkpointing,
+        zero=getattr(trainer, "zero_stage", 0),
+        offload=getattr(trainer, "offload", "none"),
+        processes=trainer.processes,
+        device="cuda" if on_gpu else "cpu",
+    )
+    parts = budget.memory(plan)
+    if states.mode == "offline":  # the blocks are dropped
+        parts["target"] -= plan.target_bytes * arch.num_layers * budget.block_parameters(arch)
+    kept = 2 if states.dtype == "bfloat16" else 4
+    top_k = states.k if states.targets == "top_k" else None
+    return Forecast(
+        plan=plan,
+        names=[wanted.name for wanted in groups],
+        parts=parts,
+        memory=sum(parts.values()) + LIBRARIES[plan.device],
+        room=memory_of(plan, config.plan_for, trainer.per_node),
+        disk=budget.disk(plan, 2 if config.drafter.export_dtype == "bfloat16" else 4),
+        states=budget.state_bytes(plan, kept, top_k) if states.mode == "offline" else 0,
+        tokens=plan.tokens * plan.processes,
+        steps=trainer.max_steps,
+    )
+
+
+# ---------------------------------------------------------------- devices
+
+
+def cpu_bf16() -> bool:
+    """Whether this CPU multiplies bf16 itself."""
+    kinds = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, kind, lambda: False)() for kind in kinds)
+
+
+def memory_of(plan: Plan, planned: str, per_node: int) -> float:
+    """Bytes that a process has: a GPU's, or its share of the machine's."""
+    if plan.device == "cpu":
+        return system_memory() / per_node
+    if torch.cuda.is_available():
+        return float(torch.cuda.get_device_properties(0).total_memory)
+    return GPUS[planned].memory
+
+
+def speed(found: Forecast, planned: str) -> float:
+    """Tokens a second of all processes together, padding included: a guess, see `SHARES`."""
+    plan = found.plan
+    if plan.device == "cuda" and not torch.cuda.is_available():
+        rate = GPUS[planned].rate
+    else:
+        size = 4096 if plan.device == "cuda" else 1024
+        rate = product_rate(plan.device, size, torch.bfloat16 if plan.mixed else torch.float32)
+    passed, drafted = budget.operations(plan)
+    pass_share, drafter_share = SHARES
+    each = drafted / drafter_share + (0.0 if found.states else passed / pass_share)
+    return plan.processes * rate / each
+
+
+def system_memory() -> float:
+    """Bytes of this machine; infinite where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith("MemTotal:"))) * 1024
+    except (OSError, StopIteration, ValueError):
+        return float("inf")
+
+
+def product_rate(kind: str, size: int, dtype: torch.dtype) -> float:
+    """Operations a second of square products, the best of a few."""
+    x = torch.ones(size, size, dtype=dtype, device=kind)
+    best = 0.0
+    for _ in range(5):
+        start = time.perf_counter()
+        float((x @ x)[0, 0])  # reading a number waits for the GPU
+        best = max(best, 2.0 * size**3 / (time.perf_counter() - start))
+    return best
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def report(found: Forecast, config: TrainConfig, say: Callable[[str], None]) -> None:
+    """A page for the console."""
+    plan, arch, trainer = found.plan, found.plan.arch, config.trainer
+    say(
+        f"{config.model.name}: {arch.num_layers} blocks of width {arch.hidden_size}, vocabulary {arch.vocab_size:,}, "
+        f"{budget.target_parameters(arch) / 1e9:.2f} billion parameters"
+    )
+    where = f"{trainer.per_node} × {config.plan_for.upper() if plan.device == 'cuda' else 'CPU process'}"
+    if plan.device == "cuda" and torch.cuda.is_available():
+        where = f"{trainer.per_node} × {torch.cuda.get_device_name(0)}"
+    cut = f", ZeRO-{plan.zero}" if plan.zero else ""
+    say(f"on {where}{f' on each of {trainer.nodes} machines' if trainer.nodes > 1 else ''}{cut}")
+    for name, drafter in zip(found.names, plan.drafters, strict=True):
+        say(f"  {name:<24} {budget.drafter_parameters(drafter) / 1e6:8.1f} million parameters")
+    say(f"memory of a process: {gib(found.memory)} of {gib(found.room)}, for rows of {plan.length} tokens, all answers")
+    for part, size in found.parts.items():
+        say(f"  {part:<24} {gib(size):>12}")
+    say(f"  {'libraries':<24} {gib(LIBRARIES[plan.device]):>12}")
+    say(f"on disk: {', '.join(f'{name} {gib(size)}' for name, size in found.disk.items())}")
+    if found.states:
+        say(f"  states: {found.states:,} bytes a token, {found.states / GIB * 1e6:.1f} GiB for a million")
+    rate, all_tokens = speed(found, config.plan_for), found.tokens * found.steps
+    say(
+        f"a step: {plan.processes} × {plan.rows} rows, {found.tokens:,} tokens; {found.steps:,} steps are "
+        f"{all_tokens / 1e6:,.1f} million"
+    )
+    say(f"about {rate:,.0f} tokens/s, {all_tokens / rate / 3600:.1f} hours: a guess")
+
+
+def gib(size: float) -> str:
+    return f"{size / GIB:,.2f} GiB"
+
+
+def described(found: Forecast) -> dict[str, Any]:
+    """Plain data for run.yaml."""
+    return {
+        "groups": found.names,
+        "memory_bytes": int(found.memory),
+        "room_bytes": int(found.room) if found.room < float("inf") else None,
+        "parts": found.parts,
+        "disk_bytes": found.disk,
+        "tokens": found.tokens * found.steps,
+    }
+
+
+def refuse(found: Forecast, folder: Path) -> list[str]:
+    """Warnings; raises where the run cannot be.
+
+    Raises:
+        UserError: the target alone, or what stays in memory all the time, is more than a process has; the disk lacks
+            room for checkpoints and drafters.
+    """
+    plan, parts = found.plan, found.parts
+    if parts["target"] + LIBRARIES[plan.device] > found.room:
+        size = f"the target takes {gib(parts['target'])} in each process, which has {gib(found.room)}"
+        if plan.zero:
+            remedy = (
+                f"{size}: ZeRO cuts the drafters, not the target; use a smaller model.dtype, a GPU with more memory, "
+            )
+            remedy += "or states.mode=offline"
+            raise UserError("trainer.zero_stage", plan.zero, remedy)
+        raise UserError("model", plan.arch.family, f"{size}: use a smaller model.dtype, or a device with more memory")
+    staying = sum(parts[name] for name in ("target", "weights", "gradients", "optimiser")) + LIBRARIES[plan.device]
+    if staying > found.room:
+        remedy = (
+            f"target, weights and optimiser take {gib(staying)} in each process, which has {gib(found.room)}: train "
+        )
+        remedy += "fewer groups, or use trainer=deepspeed with zero_stage=3"
+        raise UserError("groups", ", ".join(found.names), remedy)
+    needed, free = sum(found.disk.values()), shutil.disk_usage(existing(folder)).free
+    if needed > free:
+        remedy = f"checkpoints and drafters need {gib(needed)}, {gib(free)} are free there: make room, or name another"
+        raise UserError("hydra.run.dir", folder, remedy)
+    if found.memory > found.room:
+        return [
+            f"a step may need {gib(found.memory)} in each process, which has {gib(found.room)}: should it fail, lower "
+            "data.batch_size or data.max_length, or set drafter.checkpointing=true"
+        ]
+    return []
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next((place for place in (folder, *folder.absolute().parents) if place.is_dir()), cache_dir())

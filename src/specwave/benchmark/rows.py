@@ -1,0 +1,18 @@
+"""Reading a row of `answers.jsonl`: did it fail, and what is told of every time it was answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def failed(row: Mapping[str, Any]) -> bool:
+    return bool(row.get("specwave", {}).get("error"))
+
+
+def repetitions(row: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(choice, what specwave noted of it) of every time the question was answered; {} in a file of Spec-Bench's."""
+    own = row.get("specwave", {})
+    noted = [own, *own.get("repetitions", [])]
+    for place, choice in enumerate(row["choices"]):
+        yield choice, noted[place] if place < len(noted) else {}

@@ -1,0 +1,164 @@
+"""Weights & Biases offline: what lies in the run directory that `wandb sync` would send."""
+
+from __future__ import annotations
+
+import csv
+import json
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specwave.app.tracking import NOTE, Tracker, sweep_of
+from specwave.artifacts import UserError
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch, tmp_path):
+    """No network, and nothing in the user's folders."""
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "WANDB_ARTIFACT_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+
+    def refused(*_, **__):
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refused)
+
+
+def messages(content: bytes):
+    """The records of a .wandb file, a log as LevelDB writes it: blocks of 32 KiB after a head of 7 bytes; each part has
+    a checksum (4 bytes), a length (2) and a kind (1): whole, first, middle or last."""
+    place, parts = 7, b""
+    while place + 7 <= len(content):
+        if 32768 - place % 32768 < 7:  # too little for a part: padding
+            place += 32768 - place % 32768
+            continue
+        length, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        parts += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            yield parts
+            parts = b""
+
+
+def records(folder):
+    """Every record of the ended offline runs below a folder, in order; waits for their writer, another process."""
+    for _ in range(300):
+        paths = sorted(Path(folder).rglob("run-*.wandb"))
+        found = [read(path) for path in paths]
+        if paths and all(any(record.WhichOneof("record_type") == "exit" for record in run) for run in found):
+            return [record for run in found for record in run]
+        time.sleep(0.1)
+    raise AssertionError(f"no ended run below {folder}")
+
+
+def read(path):
+    from wandb.proto import wandb_internal_pb2
+
+    found = []
+    for message in messages(path.read_bytes()):
+        found.append(wandb_internal_pb2.Record())
+        found[-1].ParseFromString(message)
+    return found
+
+
+def rows(folder):
+    """history rows, as the server would show them."""
+    found = []
+    for record in records(folder):
+        if record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            found.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
+    return found
+
+
+def run_of(folder):
+    return next(record.run for record in records(folder) if record.WhichOneof("record_type") == "run")
+
+
+def test_the_run_directory_holds_rows_config_table_and_artefacts(tmp_path):
+    folder = tmp_path / "job"
+    drafter = folder / "drafters" / "L2-5"
+    drafter.mkdir(parents=True)
+    (drafter / "config.json").write_text("{}")
+    (folder / "run.yaml").write_text(yaml.safe_dump({"config": {"seed": 3, "trainer": {"max_steps": 4}}}))
+    tracker = Tracker(str(folder), project="specs", mode="offline", tags=["a", "b"], job_type="distil", group="g")
+    tracker.log_metrics({"tokens": 10, "L2-5/loss": 2.5}, 2)
+    tracker.log_metrics({"tokens": 20, "L2-5/loss": 1.5}, 4)
+    tracker.report({"L2-5": {"tau_hat": 2.0, "a_0": 0.5}}, {"L2-5": drafter})
+    tracker.close()
+    with open(folder / "metrics.csv", newline="") as stream:
+        assert [float(row["L2-5/loss"]) for row in csv.DictReader(stream)] == [2.5, 1.5]
+    logged = [row for row in rows(folder) if "L2-5/loss" in row]
+    assert [(row["_step"], row["tokens"], row["L2-5/loss"]) for row in logged] == [(2, 10, 2.5), (4, 20, 1.5)]
+    run = run_of(folder)
+    assert (run.project, run.run_group, run.job_type, run.display_name) == ("specs", "g", "distil", "job")
+    assert list(run.tags) == ["a", "b"]
+    config = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert config["seed"] == 3
+    assert config["trainer"] == {"max_steps": 4}
+    (table,) = (row for row in rows(folder) if "drafters/ncols" in row)
+    content = json.loads(next(path for path in folder.rglob("drafters*.table.json")).read_text())
+    assert (table["drafters/ncols"], table["drafters/nrows"], table["drafters/_type"]) == (3, 1, "table-file")
+    assert content["data"] == [["L2-5", 2.0, 0.5]]
+    kinds = [record.WhichOneof("record_type") for record in records(folder)]
+    assert "exit" in kinds  # ended: nothing of the next job is added
+    made = [record.artifact for record in records(folder) if record.WhichOneof("record_type") == "artifact"]
+    made += [
+        record.request.log_artifact.artifact
+        for record in records(folder)
+        if record.WhichOneof("record_type") == "request" and record.request.WhichOneof("request_type") == "log_artifact"
+    ]
+    assert any(artifact.type == "drafter" and artifact.name.startswith("L2-5-") for artifact in made)
+
+
+def test_resume_joins_the_same_run(tmp_path):
+    first = Tracker(str(tmp_path / "job"), mode="offline")
+    first.log_metrics({"loss": 2.0}, 1)
+    first.close()
+    again = Tracker(str(tmp_path / "job"), mode="offline")
+    again.close()
+    assert again.run.id == first.run.id == json.loads((tmp_path / "job" / NOTE).read_text())["id"]
+    other = Tracker(str(tmp_path / "other"), mode="offline")
+    other.close()
+    assert other.run.id != first.run.id
+    ids = {record.run.run_id for record in records(tmp_path / "job") if record.WhichOneof("record_type") == "run"}
+    assert ids == {first.run.id}
+
+
+def test_jobs_of_a_sweep_are_a_group(tmp_path):
+    sweep = tmp_path / "2026-11-30" / "19-45-00"
+    (sweep / "3").mkdir(parents=True)
+    assert sweep_of(sweep / "3") is None
+    (sweep / "multirun.yaml").write_text("")
+    assert sweep_of(sweep / "3") == "2026-11-30-19-45-00"
+    tracker = Tracker(str(sweep / "3"), mode="offline")
+    tracker.close()
+    assert (run_of(sweep / "3").run_group, run_of(sweep / "3").display_name) == ("2026-11-30-19-45-00", "3")
+
+
+def test_a_failure_ends_the_run(tmp_path):
+    tracker = Tracker(str(tmp_path / "job"), mode="offline")
+    tracker.finalize("failed")
+    codes = [record.exit.exit_code for record in records(tmp_path) if record.WhichOneof("record_type") == "exit"]
+    assert codes == [1]
+    tracker.close()  # once more does nothing
+
+
+def test_a_mode_that_is_none(tmp_path):
+    with pytest.raises(UserError, match=r"logger\.mode=sometimes: must be online or offline"):
+        Tracker(str(tmp_path), mode="sometimes")
+
+
+def test_online_without_a_login_is_said_in_one_line(tmp_path, monkeypatch):
+    import wandb
+
+    def nobody(**_):
+        raise wandb.errors.UsageError("api_key not configured (no-tty).\nRun wandb login")
+
+    monkeypatch.setattr(wandb, "init", nobody)
+    with pytest.raises(UserError, match=r"logger\.mode=online: W&B says: api_key not configured.*logger\.mode=offline"):
+        Tracker(str(tmp_path))

@@ -1,0 +1,334 @@
+"""The papers' layout, intervals, paired differences and Spec-Bench's files, on results made by hand."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from specwave.artifacts import UserError
+from specwave.benchmark import paper, writers
+from specwave.benchmark.comparisons import compare, contrasts
+from specwave.benchmark.interop import load_all
+from specwave.benchmark.paper import blocks, by_category, nodes, ranged
+from specwave.benchmark.questions import CATEGORIES
+from specwave.benchmark.report import render, unique_labels
+from specwave.benchmark.results import Baseline, Result, build_results, load_results, save_results
+
+
+def row(number, lengths, seconds, category=None):
+    """One answered question, as Spec-Bench writes it."""
+    choice = {
+        "index": 0,
+        "turns": ["…"],
+        "decoding_steps": [len(lengths)],
+        "new_tokens": [sum(lengths)],
+        "wall_time": [seconds],
+        "accept_lengths": lengths,
+    }
+    return {
+        "question_id": number,
+        "category": category or CATEGORIES[number % 13],
+        "answer_id": "x",
+        "model_id": "vicuna-pld",
+        "choices": [choice],
+        "tstamp": 1.0,
+    }
+
+
+PLAIN = [row(n, [1] * 8, 4.0 + n) for n in range(26)]
+
+
+def result(folder, label, lengths, total_token=30, temperature=0.0, method="eagle3", rows=None, **settings):
+    """A result whose questions all have the accept lengths of `lengths`, cycled."""
+    rows = rows or [row(n, lengths[n % len(lengths)], 2.0 + n / 2) for n in range(26)]
+    content = build_results(
+        label=label,
+        method=method,
+        rows=rows,
+        baseline=Baseline(PLAIN),
+        verdicts=None,
+        divergences=[],
+        settings={
+            "target": "t",
+            "sampling": {"temperature": temperature, "seed": 0},
+            "decoding": {"name": method, "total_token": total_token, "levels": 6, "top_k": 10},
+            "benchmark": {"fingerprint": "f"},
+        }
+        | settings,
+        layers=[2, 15, 27] if method == "eagle3" else None,
+        rule="eagle3" if method == "eagle3" else None,
+    )
+    return Result(folder, content)
+
+
+@pytest.fixture
+def four(tmp_path):
+    return [
+        result(tmp_path, "plain", [[1] * 8], None, method="autoregressive", rows=PLAIN),
+        result(tmp_path, "b", [[2, 3], [1, 2]], 60, 1.0),
+        result(tmp_path, "a", [[2, 3], [3, 3]], 30, 0.0),
+        result(tmp_path, "c", [[4], [2, 2]], 60, 0.0),
+    ]
+
+
+# ---------------------------------------------------------------- blocks of nodes × temperature
+
+
+def test_blocks_go_by_temperature_then_nodes(four):
+    found = blocks(four)
+    assert [heading for heading, _ in found] == ["30 nodes, T = 0", "60 nodes, T = 0", "60 nodes, T = 1"]
+    assert [[one.label for one in group] for _, group in found] == [["plain", "a"], ["c"], ["b"]]
+
+
+def test_cells_are_the_figures_and_the_average_counts_categories_alike(four):
+    table = by_category(four[1:], "tau", "τ", 2)
+    assert table.header == ["method", "layers", "rule", *CATEGORIES, "average", "overall"]
+    assert table.blocks == {0: "30 nodes, T = 0", 1: "60 nodes, T = 0", 2: "60 nodes, T = 1"}
+    first = table.rows[0]
+    assert first[:3] == ["EAGLE-3 drafter", "2, 15, 27", "eagle3"]
+    taus = [four[2].content["categories"][category]["tau"] for category in CATEGORIES]
+    assert first[3:16] == taus
+    assert first[16] == pytest.approx(sum(taus) / 13)
+    assert first[17] == four[2].content["overall"]["tau"] == (5 * 13 + 6 * 13) / (4 * 13)
+
+
+def test_an_average_over_some_of_the_categories_is_none(tmp_path):
+    part = result(tmp_path, "part", [[2]], rows=[row(0, [2], 1.0), row(1, [2], 1.0)])
+    whole = result(tmp_path, "whole", [[2]], total_token=60)
+    table = by_category([part, whole], "tau", "τ", 2)
+    assert table.rows[0][-2] is None
+    assert table.rows[1][-2] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("decoding", "count"),
+    [
+        ({"total_token": 30, "levels": 6, "top_k": 10}, 30),
+        ({"total_token": None, "levels": 2, "top_k": 1}, 3),
+        ({"total_token": None, "tree": [[0], [1], [0, 0]], "levels": 2, "top_k": 1}, 4),
+        ({"total_token": None, "levels": 3, "top_k": 10}, None),
+        ({"name": "pld", "length": 10}, None),
+        (None, None),
+    ],
+)
+def test_nodes(tmp_path, decoding, count):
+    assert nodes(result(tmp_path, "x", [[1]], decoding=decoding)) == count
+
+
+def test_every_writer_has_the_blocks(four):
+    found = paper.tables(four, unique_labels(four))
+    markdown, latex = writers.markdown(found), writers.latex(found)
+    part = markdown.split("## τ (tokens")[1].split("##")[0]
+    lines = [line for line in part.splitlines() if line.startswith("|")]
+    assert [line.split("|")[1].strip() for line in lines[2:]] == [
+        "**30 nodes, T = 0**", "EAGLE-3 drafter", "**60 nodes, T = 0**", "EAGLE-3 drafter", "**60 nodes, T = 1**",
+        "EAGLE-3 drafter",
+    ]  # fmt: skip
+    assert {line.count("|") for line in lines} == {19}
+    assert latex.count(r"\multicolumn{18}{l}{60 nodes, T = 0} \\") == 3
+    for body in re.findall(r"\\begin{tabular}{(\w+)}\\toprule\n(.*?)\\bottomrule", latex, re.DOTALL):
+        for line in body[1].splitlines():
+            if "&" in line:
+                assert line.replace(r"\&", "").count("&") == len(body[0]) - 1
+    rows = list(csv.DictReader(io.StringIO(writers.as_csv(four))))
+    assert [row["tokens_a_round"] for row in rows] == ["", "60", "30", "60"]
+    assert float(rows[1]["tau.low"]) < float(rows[1]["tau"]) < float(rows[1]["tau.high"])
+    for one, line in zip(four, rows, strict=True):
+        assert float(line["tau.qa"]) == one.content["categories"]["qa"]["tau"]
+    assert "60 nodes, T = 1" in writers.console(found[1])
+
+
+def test_one_block_needs_no_heading(four):
+    assert by_category(four[2:3], "tau", "τ", 2).blocks == {}
+
+
+def test_pages_have_a_table_for_every_block(four):
+    page = render(four)
+    assert page.count("τ (tokens per verification) by category: 60 nodes, T = 1</h2>") == 1
+    assert page.count("<svg") == 3  # these rows tell neither positions nor where time went
+
+
+def test_ranged():
+    assert ranged(1.346, [1.3149, 1.4], 2) == "1.35 [1.31, 1.40]"
+    assert ranged(1.346, None, 1) == "1.3"
+    assert ranged(None, None, 1) is None
+
+
+# ---------------------------------------------------------------- differences
+
+
+def test_a_paired_difference_by_hand(four):
+    (one,) = contrasts([four[2], four[3]], ["a", "c"])
+    assert (one.first, one.second, one.questions) == ("a", "c", 26)
+    tau_a, tau_c = (13 * 5 + 13 * 6) / (13 * 2 + 13 * 2), (13 * 4 + 13 * 4) / (13 * 1 + 13 * 2)
+    assert one.tau == pytest.approx(tau_a - tau_c)
+    assert one.tau_interval[0] < one.tau < one.tau_interval[1]
+    assert one.speed == pytest.approx((13 * 5 + 13 * 6) / (13 * 4 + 13 * 4))  # they took the same time
+
+
+def test_equal_methods_differ_by_nothing(four):
+    records = four[2].content["per_question"]
+    one = compare("a", records, "b", records)
+    assert (one.tau, one.tau_interval, one.speed, one.speed_interval) == (0.0, [0.0, 0.0], 1.0, [1.0, 1.0])
+    assert paper.sure(one) == "neither"
+
+
+def test_pairing_sees_what_questions_hide():
+    """τ differs by 0.1 at every question, and from question to question by far more."""
+    ours = [{"question_id": n, "rounds": 10, "accepted": 10 + 3 * n + 1} | dict.fromkeys(("tokens", "seconds"), 0) | {
+        "plain_tokens": None, "plain_seconds": None} for n in range(30)]  # fmt: skip
+    theirs = [record | {"accepted": record["accepted"] - 1} for record in ours]
+    one = compare("a", ours, "b", theirs)
+    assert one.tau_interval == pytest.approx([0.1, 0.1])
+    assert paper.sure(one) == "τ"
+    assert one.speed is None
+
+
+def test_only_like_is_compared(four, tmp_path):
+    assert len(contrasts(four, list("pbac"))) == 1  # plain decoding apart, and b was sampled
+    assert contrasts([four[2], result(tmp_path, "x", [[2]], benchmark={"fingerprint": "g"})], ["a", "x"]) == []
+    many = [result(tmp_path, f"m{n}", [[1 + n % 4, 2]]) for n in range(10)]
+    found = contrasts(many, [one.label for one in many])
+    assert len(found) == 9
+    assert {one.second for one in found} == {"m3"}
+    assert compare("a", many[0].content["per_question"], "b", []) is None
+
+
+# ---------------------------------------------------------------- Spec-Bench's own files
+
+
+def written(path, rows):
+    path.write_text("".join(json.dumps(line) + "\n" for line in rows))
+    return str(path)
+
+
+def test_spec_bench_s_files_become_results(tmp_path, four):
+    fast = [row(n, [2, 3], 2.0) for n in range(26)]
+    pld = written(tmp_path / "pld.jsonl", fast)
+    plain = written(tmp_path / "vanilla.jsonl", [line | {"model_id": "vicuna"} for line in PLAIN])
+    ours = tmp_path / "ours"
+    save_results(ours, four[2].content)
+    found = load_all([pld, str(ours), plain])
+    assert [one.label for one in found] == ["vicuna-pld", "a", "vicuna"]
+    assert [one.content["method"] for one in found] == ["vicuna-pld", "eagle3", "autoregressive"]
+    overall = found[0].content["overall"]
+    assert (overall["tau"], overall["tokens"], overall["exact_match_rate"]) == (2.5, 26 * 5, None)
+    rate = 26 * 5 / (26 * 2.0)
+    assert overall["speedup"] == pytest.approx(rate / (26 * 8 / sum(4.0 + n for n in range(26))))
+    assert found[0].content["baseline"]["source"].endswith("vanilla.jsonl")
+    assert "vicuna-pld" in render(found)
+    alone = load_all([pld])[0].content
+    assert (alone["overall"]["speedup"], alone["baseline"]["tokens"]) == (None, 0)
+    render(load_all([pld]))
+
+
+def test_spec_bench_s_numbers_by_hand(tmp_path):
+    """What its speed.py computes from choices[0], written out here, are figures of ours from the same files."""
+    fast = [row(n, [2, 3] + [1] * (n % 5), 1.0 + n % 3) for n in range(40)]
+    files = [
+        written(tmp_path / "fast.jsonl", fast),
+        written(tmp_path / "plain.jsonl", PLAIN + [row(n, [1] * 8, 3.0) for n in range(26, 40)]),
+    ]
+    found = load_all(files)[0].content
+    data, base = ([json.loads(line) for line in Path(path).read_text().splitlines()] for path in files)
+    tasks = {"overall": None, "mt_bench": CATEGORIES[:8]} | {name: (name,) for name in CATEGORIES[8:]}
+    for task, categories in tasks.items():
+        own, plain = (
+            [line["choices"][0] for line in lines if categories is None or line["category"] in categories]
+            for lines in (data, base)
+        )
+        lengths = [length for choice in own for length in choice["accept_lengths"]]
+        speeds = [sum(choice["new_tokens"]) / sum(choice["wall_time"]) for choice in own]
+        slow = [sum(choice["new_tokens"]) / sum(choice["wall_time"]) for choice in plain]
+        block = found["overall"] if task == "overall" else found["subtasks"][task]
+        assert block["tau"] == pytest.approx(sum(lengths) / len(lengths), rel=1e-12)  # #Mean accepted tokens
+        mean = sum(speeds) / len(speeds)
+        assert block["tokens_per_second_per_question"] == pytest.approx(mean, rel=1e-12)  # Tokens per second
+        assert block["speedup_per_question"] == pytest.approx(
+            mean / (sum(slow) / len(slow)), rel=1e-12
+        )  # Speedup ratio
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"choices": []}, "no choice"),
+        ({"choices": [{}]}, "new_tokens"),
+        ({"choices": [{"new_tokens": [1], "wall_time": [1.0, 2.0], "accept_lengths": [1]}]}, "every turn"),
+        ({"choices": [{"new_tokens": [1.5], "wall_time": [1.0], "accept_lengths": [1]}]}, "whole numbers"),
+        ({"choices": [{"new_tokens": [1], "wall_time": [1e400], "accept_lengths": [1]}]}, "wall_time"),
+        ({"choices": [{"new_tokens": [1], "wall_time": [1], "accept_lengths": [1], "decoding_steps": "x"}]}, "steps"),
+        ({"category": 7}, "category"),
+        ({"specwave": {"tokens": [[1, 2]]}}, "new_tokens must be"),
+    ],
+)
+def test_bad_lines_of_answer_files_are_named(tmp_path, change, words):
+    path = written(tmp_path / "a.jsonl", [PLAIN[0], PLAIN[1] | change])
+    with pytest.raises(UserError, match=words) as caught:
+        load_all([path])
+    assert str(caught.value.value) == f"{path}:2"
+
+
+def test_entries_of_a_report(tmp_path, four):
+    save_results(tmp_path / "run", four[2].content)
+    with pytest.raises(UserError, match="named twice"):
+        load_all([str(tmp_path / "run"), str(tmp_path / "x" / ".." / "run")])
+    with pytest.raises(UserError, match="no such folder"):
+        load_all([str(tmp_path / "nowhere")])
+
+
+# ---------------------------------------------------------------- damaged results
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda c: c["overall"].update(tau="1.5"),
+        lambda c: c["overall"].update(tau=float("nan")),
+        lambda c: c["overall"].update(speedup=float("inf")),
+        lambda c: c["overall"].update(tokens=True),
+        lambda c: c["overall"]["intervals"].update(tau=[1.0]),
+        lambda c: c["overall"]["intervals"].update(tau="x"),
+        lambda c: c["overall"].update(time={"draft": None}),
+        lambda c: c["overall"].update(acceptance={"drafts": 1}),
+        lambda c: c["overall"].update(acceptance={"conditional": ["x"]}),
+        lambda c: c["per_question"][0].pop("rounds"),
+        lambda c: c["per_question"][0].update(accepted=None),
+        lambda c: c["settings"].update(sampling={"temperature": "hot"}),
+        lambda c: c["settings"].update(sampling=3),
+        lambda c: c.update(failures=[1]),
+        lambda c: c.update(divergences=[{}]),
+        lambda c: c.update(divergences=[{"turn": 0, "position": 0, "top2_gap": 0, "gap": 0, "noise": 0}]),
+        lambda c: c.update(layers=3),
+        lambda c: c["settings"].update(checkpoint=["x"]),
+        lambda c: c.update(label=7),
+        lambda c: c.update(method=None),
+        lambda c: c.update(definitions=[]),
+    ],
+)
+def test_a_damaged_result_is_refused_by_name(tmp_path, four, damage):
+    content = json.loads(json.dumps(four[2].content))
+    damage(content)
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"results\.json: the file is damaged"):
+        load_results(tmp_path, "report")
+
+
+def test_results_of_an_earlier_version_still_make_a_report(tmp_path, four):
+    content = json.loads(json.dumps(four[2].content))
+    new = ("intervals", "acceptance", "time", "latency", "repetitions", "tau_per_question", "speedup_per_question",
+           "tokens_per_second_per_question")  # fmt: skip
+    for part in (
+        content["overall"],
+        content["baseline"],
+        *content["subtasks"].values(),
+        *content["categories"].values(),
+    ):
+        for name in new:
+            part.pop(name)
+    content.pop("per_question")
+    save_results(tmp_path / "old", content)
+    assert "τ" in render(load_all([str(tmp_path / "old")]))
