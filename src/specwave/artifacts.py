@@ -108,6 +108,18 @@ def write_torch(path: Path | str, content: Any) -> None:
     _replace(Path(path), lambda name: torch.save(content, name))
 
 
+FIGURE_STYLE: dict[str, Any] = {  # of what `write_figure` writes, for matplotlib's rc_context
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "figure.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "specwave",  # the same picture gives the same file
+}
+
+
 def write_figure(path: Path | str, figure: Any) -> list[Path]:
     """A matplotlib figure as `path`.png and `path`.svg (`path` has no suffix), the same file for the same picture."""
     finals = [Path(f"{path}.{kind}") for kind in ("png", "svg")]

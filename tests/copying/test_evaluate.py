@@ -99,7 +99,7 @@ def test_settings_name_the_methods_within(checkpoint, tmp_path):
         (["decoding=banditspec", "decoding.arms.copy_4.lenght=2"], "did you mean decoding.arms.copy_4.length?"),
         (["decoding=pld", "decoding.occurrence=last"], "choose one of first, recent"),
         (["decoding=copyspec", "decoding.neural._target_=os.system"], "only specwave"),
-        (["decoding=copyspec", "decoding.neural.levels=0"], "levels=0: must be 1 to 64"),
+        (["decoding=copyspec", "decoding.neural.levels=0"], "^decoding.neural.levels=0: must be 1 to 64"),
     ],
 )
 def test_mistakes_are_user_errors(overrides, words, checkpoint, tmp_path):

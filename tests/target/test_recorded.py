@@ -17,25 +17,6 @@ from specwave.decoding import BaseProposer, Sampling, Tree, generate
 from specwave.target import ModelConfig, Wants, load_target, recorded
 
 
-def replaying(run, inputs, pool):
-    outputs = run(*inputs)
-
-    def replay():
-        torch.utils._pytree.tree_map(lambda held, fresh: held.copy_(fresh), outputs, run(*inputs))
-        return outputs
-
-    return replay
-
-
-@pytest.fixture
-def recording(family_folders, monkeypatch):
-    """A tiny target whose decoding steps are recorded."""
-    monkeypatch.setattr(recorded, "capture", replaying)
-    target = load_target(family_folders["llama"], dtype="float32")
-    target.forwards = "graphs"
-    return target
-
-
 class Siblings(BaseProposer):
     """A tree of the same shape every round, so that its forward is recorded; wants states."""
 
@@ -124,7 +105,7 @@ def test_a_batch_that_shrinks_records_anew(recording, tiny):
     assert len({len(row) for row in expected}) > 1
 
 
-def test_warm_up_is_part_of_no_other_figure(recording, monkeypatch):
+def test_warm_up_is_part_of_no_other_figure(recording, monkeypatch, replaying):
     slow = []
 
     def capture(run, inputs, pool):
@@ -141,7 +122,7 @@ def test_warm_up_is_part_of_no_other_figure(recording, monkeypatch):
     assert made.prefill_seconds + made.draft_seconds + made.verify_seconds <= made.seconds
 
 
-def test_recording_what_drafts_is_warm_up_too(recording, monkeypatch):
+def test_recording_what_drafts_is_warm_up_too(recording, monkeypatch, replaying):
     """A proposer that drafts with five kept sets in turn: one more than are kept, so that recordings are dropped."""
     spent = []
 
@@ -217,7 +198,7 @@ def test_graphs_are_captured_and_replayed_on_the_tensors_device(monkeypatch):
     assert current == ["cuda:0"]
 
 
-def test_a_compiled_step_can_be_traced_whole(family_folders, monkeypatch, tiny):
+def test_a_compiled_step_can_be_traced_whole(family_folders, monkeypatch, tiny, replaying):
     """fullgraph=True: nothing of it falls back to Python. The packed weights of a CPU cannot be traced."""
     from specwave.target import linear
 

@@ -2,31 +2,9 @@
 
 import gc
 
-import pytest
 import torch
 
-from specwave.target import load_target, recorded
 from specwave.target.session import PLANS
-
-
-def replaying(run, inputs, pool):
-    """All of a recording but the graph: runs the function again on the held inputs, into the outputs of the first
-    time."""
-    outputs = run(*inputs)
-
-    def replay():
-        torch.utils._pytree.tree_map(lambda held, fresh: held.copy_(fresh), outputs, run(*inputs))
-        return outputs
-
-    return replay
-
-
-@pytest.fixture
-def recording(family_folders, monkeypatch):
-    monkeypatch.setattr(recorded, "capture", replaying)
-    target = load_target(family_folders["llama"], dtype="float32")
-    target.forwards = "graphs"
-    return target
 
 
 def opened(target, rows=1):

@@ -300,22 +300,35 @@ def build(app: str, content: dict[str, Any]) -> Any:
     return _construct(own, {key: value for key, value in content.items() if key in names})
 
 
-def _construct(cls: type, node: dict[str, Any]) -> Any:
+def _construct(cls: type, node: dict[str, Any], path: str = "") -> Any:
     hints = get_type_hints(cls)
-    return cls(**{key: _fit(hints[key], value) for key, value in node.items() if key != "_target_"})
+    values = {key: _fit(hints[key], value, _join(path, key)) for key, value in node.items() if key != "_target_"}
+    try:
+        return cls(**values)
+    except UserError as error:
+        raise _within(path, error) from None
 
 
-def _fit(hint: Any, value: Any) -> Any:
+def _within(path: str, error: UserError) -> UserError:
+    """A decoding method names its keys as those of `decoding`, wherever in it the method stands."""
+    group = "decoding."
+    if not path.startswith(group) or not error.key.startswith(group) or error.key.startswith(f"{path}."):
+        return error
+    return UserError(_join(path, error.key.removeprefix(group)), error.value, error.remedy)
+
+
+def _fit(hint: Any, value: Any, path: str) -> Any:
     if isinstance(value, dict):
         nested = dataclass_of(hint)
         if "_target_" in value:
             found = find(value["_target_"], "_target_")
-            return _construct(found, value) if dataclasses.is_dataclass(found) else Deferred(value)  # type: ignore[arg-type]
+            known = dataclasses.is_dataclass(found)
+            return _construct(found, value, path) if known else Deferred(value)
         if nested is not None:
-            return _construct(nested, value)
-        return {key: _fit(Any, entry) for key, entry in value.items()}
+            return _construct(nested, value, path)
+        return {key: _fit(Any, entry, _join(path, key)) for key, entry in value.items()}
     if isinstance(value, list):
-        entries = [_fit(Any, entry) for entry in value]
+        entries = [_fit(Any, entry, path) for entry in value]
         wanted = {get_origin(member) or member for member in union_members(hint)}
         return tuple(entries) if tuple in wanted and list not in wanted else entries
     as_path = isinstance(value, str) and Path in union_members(hint) and str not in union_members(hint)

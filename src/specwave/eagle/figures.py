@@ -13,22 +13,12 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from specwave.artifacts import write_figure
+from specwave.artifacts import FIGURE_STYLE, write_figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKS, LINES = "osD^vPX", ("-", "--", "-.", ":")
 PANELS = {"loss": "loss, nats", "a_0": "$a_0$: first draft right", "tau_hat": r"$\hat\tau$: tokens per round"}
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "legend.frameon": False,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "specwave",  # the same picture gives the same file
-}
+STYLE: dict[Any, Any] = {**FIGURE_STYLE, "axes.grid": True, "grid.alpha": 0.25}
 
 
 def training_figure(path: Path, rows: Sequence[Mapping[str, float]], drafters: Sequence[str], title: str) -> list[Path]:

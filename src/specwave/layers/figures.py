@@ -15,20 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from specwave.artifacts import write_figure
+from specwave.artifacts import FIGURE_STYLE, write_figure
 from specwave.layers.cka import borders, transitions
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#6B6B6B"
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "figure.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "specwave",  # the same picture gives the same file
-}
+STYLE: dict[Any, Any] = FIGURE_STYLE
 ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 3, "borderaxespad": 0.1}
 
 

@@ -13,21 +13,11 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
-from specwave.artifacts import write_figure
+from specwave.artifacts import FIGURE_STYLE, write_figure
 from specwave.skipping.latency import Latency
 
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6B6B6B"
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "legend.frameon": False,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "specwave",  # the same picture gives the same file
-}
+STYLE: dict[Any, Any] = {**FIGURE_STYLE, "axes.grid": True, "grid.alpha": 0.25}
 
 
 def latency_figure(path: Path, costs: Latency, title: str) -> list[Path]:
