@@ -72,7 +72,17 @@ mutate norm-twice src/specwave/eagle/drafter.py \
 mutate stopped-drafter src/specwave/eagle/module.py \
   'if self.training and name in self.stopped:' 'if False:' tests/eagle/test_training.py -k 'nan_stops_that'
 mutate best-drafter src/specwave/app/exports.py \
-  'if figures["tau_hat"] >= self.best.get(name, 0.0):' 'if True:' tests/eagle/test_training.py -k 'worse_leaves'
+  'better = figures["tau_hat"] >= self.best.get(name, 0.0)' 'better = True' tests/eagle/test_training.py -k 'worse_leaves'
+mutate validates-when-late src/specwave/app/trainer.py \
+  'trainer.limit_val_batches = 0' 'pass' tests/eagle/test_training.py -k 'time_is_up'
+mutate saved-before-validation src/specwave/app/trainer.py \
+  'if not validates:' 'if True:' tests/eagle/test_training.py -k 'killed_at_five'
+mutate same-prompt src/specwave/eagle/samples.py \
+  'first[two] = one' 'pass' tests/eagle/test_datamodule.py -k 'several_names'
+mutate half-answered src/specwave/app/regenerate.py \
+  'settings, growing, longest)' 'settings, path, longest)' tests/app/test_training_data.py -k 'when_all_are_there'
+mutate nan-validation src/specwave/eagle/module.py \
+  'self._finite(new, "held-out loss")' 'pass' tests/eagle/test_training.py -k 'nan_in_a_validation'
 mutate recorded-outputs src/specwave/target/recorded.py \
   'return torch.utils._pytree.tree_map(torch.clone, replay())' 'return replay()' tests/target/test_recorded.py
 mutate recorded-inputs src/specwave/target/recorded.py \
