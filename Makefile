@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # The demo's drafter, where the demo has run: verify and bench then take it.
 TRAINED := $(addprefix --checkpoint ,$(wildcard $(DEMO)/train/drafters/L2-15-27))
 
-.PHONY: demo test lint verify bench mutations clean
+.PHONY: demo test lint verify bench docs mutations clean
 .DEFAULT_GOAL := test
 
 $(READY): requirements.lock pyproject.toml
@@ -43,6 +43,11 @@ verify: $(READY)
 # Ratios of speed, each measured in one run: do nothing else on the machine meanwhile.
 bench: $(READY)
 	$(RUN) benchmarks/decode.py $(TRAINED)
+
+# The pages of docs/ as a site in site/.
+docs: $(READY)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
 
 # Breaks the code in known ways; every break must make a test fail.
 mutations: $(READY)

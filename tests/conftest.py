@@ -1,5 +1,6 @@
 """Fixtures shared by all rooms: tiny random targets, made once per session in a cache of their own."""
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -8,6 +9,20 @@ import torch
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def script(name):
+    """A script of benchmarks/, as a module of its own."""
+    path = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(name="script", scope="session")
+def _script():
+    return script
 
 
 @pytest.fixture(scope="session", autouse=True)

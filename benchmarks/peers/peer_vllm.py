@@ -1,7 +1,8 @@
 """Worker: vLLM on the CPU, plain, with prompt lookup or with an EAGLE-3 drafter of ours; one of them a process.
 
 One prompt at a time, eager (compiling gains nothing at this size and takes minutes), no prefix cache: the prompts come
-again, and no peer is to remember them.
+again, and no peer is to remember them. With `counted` in the settings the method `counters` answers with what drafts
+came to so far.
 """
 
 from __future__ import annotations
@@ -54,11 +55,14 @@ def load(settings: dict[str, Any]) -> Decode:
         enforce_eager=True,
         enable_prefix_caching=False,
         max_num_seqs=1,
+        disable_log_stats=not settings.get("counted", False),
         max_model_len=settings["room"] + 16,  # drafts may reach beyond the last token
         speculative_config=speculative,
     )
 
     def decode(method: str, drafts: int, ids: list[int], new_tokens: int) -> list[int]:
+        if method == "counters":
+            return counters(engine)
         sampling = SamplingParams(
             temperature=0, max_tokens=new_tokens, stop_token_ids=settings["eos"], detokenize=False
         )
@@ -66,6 +70,13 @@ def load(settings: dict[str, Any]) -> Decode:
         return list(made[0].outputs[0].token_ids)
 
     return decode
+
+
+def counters(engine: Any) -> list[int]:
+    """[rounds with a draft, drafts, those accepted, those accepted at each position], of this process so far."""
+    found = {metric.name.removeprefix("vllm:spec_decode_"): metric for metric in engine.get_metrics()}
+    single = [found[name].value for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")]
+    return [*single, *found["num_accepted_tokens_per_pos"].values]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -23,6 +22,7 @@ from typing import Any, NoReturn
 import torch
 from table import Method, best, cut, markdown, raw, rotate
 from tqdm import tqdm
+from venvs import interpreter
 from wire import NGRAM, PeerError, Worker
 
 from specwave.artifacts import UserError, write_json, write_text
@@ -39,8 +39,6 @@ TUNING = 4  # prompts that the search decodes
 WARM_UP = 8  # tokens decoded before a method is timed
 
 SCRIPTS = {"hf": "hf.py", "economize": "peer_economize.py", "vllm": "peer_vllm.py", "ours": "ours.py"}
-OWN_ENVIRONMENT = ("economize", "vllm")  # the others run in this one
-UNWANTED = {"vllm": ("torchvision", "torchaudio", "torchcodec")}  # installed with it, and its import fails on them
 FIXED = ("vllm",)  # drafts a round are settled when it loads: a process for each number
 
 
@@ -92,7 +90,7 @@ class Crew:
     def _worker(self, method: Method, drafts: int) -> Worker:
         key = self._key(method, drafts)
         if key not in self.workers:
-            python = self._python(method.peer)
+            python = interpreter(method.peer, self.venvs)
             settings = {**self.settings, "method": method.name, "drafts": drafts}
             command = [str(python), str(HERE / SCRIPTS[method.peer])]
             self.workers[key] = Worker(command, self.environment, self.venvs / f"{method.peer}.log", settings)
@@ -101,26 +99,6 @@ class Crew:
 
     def _key(self, method: Method, drafts: int) -> tuple[Any, ...]:
         return (method.peer, method.name, drafts) if method.peer in FIXED else (method.peer,)
-
-    def _python(self, peer: str) -> Path:
-        """The peer's interpreter; its environment is made where it is missing or of other requirements."""
-        if peer not in OWN_ENVIRONMENT:
-            return Path(sys.executable)
-        home, wanted = self.venvs / peer, HERE / f"requirements-{peer}.txt"
-        python, mark = home / "bin" / "python", home / ".ready"
-        if mark.is_file() and mark.read_text(encoding="utf-8") == wanted.read_text(encoding="utf-8"):
-            return python
-        tqdm.write(f"installing {peer} into {home}", file=sys.stderr)
-        pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-        steps = [[sys.executable, "-m", "venv", str(home)], [*pip, "install", "-r", str(wanted)]]
-        if peer in UNWANTED:
-            steps.append([*pip, "uninstall", "--yes", *UNWANTED[peer]])
-        with open(self.venvs / f"{peer}.log", "ab") as log:
-            for step in steps:
-                if subprocess.run(step, stdout=log, stderr=log).returncode:
-                    raise PeerError(f"the installation failed, see {log.name}")
-        write_text(mark, wanted.read_text(encoding="utf-8"))
-        return python
 
     def dismiss(self, method: Method, drafts: int) -> None:
         """Ends a process that serves only these drafts."""

@@ -62,8 +62,15 @@ def _version(package: str) -> str:
 class Worker:
     """The driver's end of a worker process."""
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str], log: Path, settings: dict[str, Any]):
-        self.log = log
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: dict[str, str],
+        log: Path,
+        settings: dict[str, Any],
+        patience: float = PATIENCE,
+    ):
+        self.log, self.patience = log, patience
         with open(log, "ab") as stream:
             self.process = subprocess.Popen(
                 command,
@@ -86,7 +93,7 @@ class Worker:
         return answer["tokens"], answer["seconds"], answer["cpu_seconds"]
 
     def _ask(self, command: Any) -> dict[str, Any]:
-        timer = threading.Timer(PATIENCE, self.process.kill)
+        timer = threading.Timer(self.patience, self.process.kill)
         timer.start()
         self.process.send_signal(signal.SIGCONT)
         try:

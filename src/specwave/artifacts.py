@@ -40,11 +40,20 @@ class UserError(Exception):
 
 def conf_dir() -> Path:
     """The folder of configs: inside the installed package, or the checkout's `conf/`."""
+    return _shipped("conf", "select.yaml")
+
+
+def assets_dir() -> Path:
+    """The folder of trained drafters that come along: inside the installed package, or the checkout's `assets/`."""
+    return _shipped("assets", "README.md")
+
+
+def _shipped(name: str, holds: str) -> Path:
     here = Path(__file__).resolve().parent
-    for folder in (here / "conf", here.parents[1] / "conf"):
-        if (folder / "select.yaml").is_file():
+    for folder in (here / name, here.parents[1] / name):
+        if (folder / holds).is_file():
             return folder
-    raise RuntimeError("the conf/ folder is missing from this installation of specwave")
+    raise RuntimeError(f"the {name}/ folder is missing from this installation of specwave")
 
 
 def cache_dir() -> Path:

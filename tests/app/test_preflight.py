@@ -129,6 +129,19 @@ def test_zero_cuts_and_offload_moves():
     assert budget.memory(replace(plan, checkpointing=True))["activations"] < ddp["activations"] / 2
 
 
+def test_several_drafters_need_the_activations_of_one(tmp_path):
+    arch = read_arch(CONFIGS["Qwen/Qwen3-4B"])
+    wide, narrow = (DrafterConfig.of_target(arch, layers, 32000) for layers in ((2, 18, 33), (35,)))
+    plan = budget.Plan(arch, [wide], 7, 1, 2048, processes=8)
+    both = {zero: budget.memory(replace(plan, drafters=[wide, narrow], zero=zero)) for zero in (0, 2, 3)}
+    one, other = (budget.memory(replace(plan, drafters=[each])) for each in (wide, narrow))
+    for part in ("activations", "head"):
+        assert both[0][part] == both[2][part] == one[part] > other[part] / 2
+    assert both[3]["activations"] == one["activations"] + other["activations"]
+    parameters = sum(map(budget.drafter_parameters, (wide, narrow)))
+    assert [both[zero]["gradients"] for zero in (0, 2, 3)] == [4 * parameters, 2 * parameters, 2 * parameters // 8]
+
+
 # ---------------------------------------------------------------- dry_run
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import socket
+import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ import yaml
 
 from specwave.app.tracking import NOTE, Tracker, sweep_of
 from specwave.artifacts import UserError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmark"))  # made_up.py
 
 
 @pytest.fixture(autouse=True)
@@ -106,13 +110,84 @@ def test_the_run_directory_holds_rows_config_table_and_artefacts(tmp_path):
     assert content["data"] == [["L2-5", 2.0, 0.5]]
     kinds = [record.WhichOneof("record_type") for record in records(folder)]
     assert "exit" in kinds  # ended: nothing of the next job is added
+    assert any(artifact.type == "drafter" and artifact.name.startswith("L2-5-") for artifact in artefacts(folder))
+
+
+def artefacts(folder):
     made = [record.artifact for record in records(folder) if record.WhichOneof("record_type") == "artifact"]
     made += [
         record.request.log_artifact.artifact
         for record in records(folder)
         if record.WhichOneof("record_type") == "request" and record.request.WhichOneof("request_type") == "log_artifact"
     ]
-    assert any(artifact.type == "drafter" and artifact.name.startswith("L2-5-") for artifact in made)
+    return made
+
+
+def test_an_evaluation_shows_its_tables_plots_and_report(tmp_path):
+    """Through the evaluation's own last step, over results that its writers made."""
+    from made_up import METHODS, questions, run_folder
+
+    from specwave.app.evaluate import EvaluateConfig, main
+    from specwave.app.run import Run
+
+    made = run_folder(tmp_path / "made", questions(1))
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "run.yaml").write_text(yaml.safe_dump({"app": "evaluate", "config": {"report": [str(made)]}}))
+    config = EvaluateConfig(None, None, None, report=[str(made)], logger=partial(Tracker, mode="offline"))
+    main(config, Run(folder))
+    run = run_of(folder)
+    assert run.job_type == "evaluate"
+    assert {item.key for item in run.config.update} >= {"report"}
+
+    def table(name):
+        (path,) = folder.rglob(f"{name}_*.table.json")
+        content = json.loads(path.read_text())
+        return [dict(zip(content["columns"], row, strict=True)) for row in content["data"]]
+
+    results = {label: json.loads((made / label / "results.json").read_text()) for label in ("baseline", *METHODS)}
+    summary = {row["label"]: row for row in table("evaluation")}
+    assert list(summary) == ["plain", *METHODS]
+    for label in METHODS:
+        for figure in ("tau", "tokens_per_second", "speedup", "exact_match_rate", "failed"):
+            assert summary[label][figure] == results[label]["overall"][figure]
+    categories = {(row["label"], row["category"]): row for row in table("categories")}
+    assert len(categories) == 4 * 13 - 1  # the one question of L29's first category failed
+    assert categories["L4-17-29", "qa"]["tau"] == results["L4-17-29"]["categories"]["qa"]["tau"]
+    (logged,) = rows(folder)
+    plots = [name.split("/")[1] for name in logged if name.startswith("plots/") and name.endswith("/_type")]
+    assert sorted(plots) == [
+        "Acceptance by draft position", "Speedup against tokens per verification", "Speedup by category",
+        "Tokens per verification by category", "Where the time of a token goes",
+    ]  # fmt: skip
+    pages = [path.read_text() for path in folder.rglob("*.html") if "media" in path.parts]
+    assert len(pages) == 5
+    assert all("--series-0" in page and page.count("<h1>") == 1 for page in pages)
+    last = {}
+    for record in records(folder):
+        if record.WhichOneof("record_type") == "summary":
+            last |= {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.summary.update
+            }
+    assert last["L2-15-27/speedup"] == results["L2-15-27"]["overall"]["speedup"]
+    (artifact,) = (made for made in artefacts(folder) if made.type == "report")  # W&B makes others of the tables
+    assert {entry.path for entry in artifact.manifest.contents} == {
+        "report.html", "table.csv", "table.md", "table.tex",
+    }  # fmt: skip
+
+
+def test_loggers_that_only_keep_rows_are_nothing_to_an_evaluation(tmp_path):
+    from pytorch_lightning.loggers import CSVLogger
+
+    from specwave.app.evaluate import tracking
+    from specwave.app.run import Run
+
+    for make in (None, partial(CSVLogger, name="", version="")):
+        with tracking(make, Run(tmp_path)) as tracker:
+            assert tracker is None
+    with tracking(partial(Tracker, mode="sometimes"), Run(tmp_path, main=False)) as tracker:
+        assert tracker is None  # the further processes of a run
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_resume_joins_the_same_run(tmp_path):

@@ -164,6 +164,23 @@ def test_a_single_drafter_lies_in_the_run_folder_itself(tmp_path, model, trained
     assert not (tmp_path / "L7").exists()
 
 
+def test_the_drafter_that_comes_along_is_taken_for_its_target(tmp_path, model, monkeypatch):
+    made = drafter(tmp_path / "assets" / "small", [2, 4, 5])
+    card = json.loads((made / "card.json").read_text())
+    card["target"]["fingerprint"] = model.identify().fingerprint
+    (made / "card.json").write_text(json.dumps(card))
+    monkeypatch.setattr("specwave.benchmark.drafters.assets_dir", lambda: tmp_path / "assets")
+    evaluate(tmp_path / "needed", model, decoding=Guessing(), limit=1)
+    evaluate(tmp_path / "asked", model, decoding=Guessing(), checkpoint="builtin", limit=1)
+    evaluate(tmp_path / "plain", model, limit=1)
+    for name, folder in (("needed", str(made)), ("asked", str(made)), ("plain", None)):
+        assert read(tmp_path / name)["settings"]["checkpoint"] == folder
+    card["target"]["fingerprint"] = "another"
+    (made / "card.json").write_text(json.dumps(card))
+    with pytest.raises(UserError, match=r"checkpoint=builtin: give a folder; specwave brings none for model=small"):
+        evaluate(tmp_path / "other", model, decoding=Guessing(), checkpoint="builtin", limit=1)
+
+
 def test_sampling_has_no_exactness(tmp_path, model):
     evaluate(tmp_path, model, limit=2, sampling=Sampling(1.0))
     overall = read(tmp_path)["overall"]
@@ -201,7 +218,10 @@ def test_equal_layers_of_two_training_runs_get_labels_of_their_own(tmp_path, mod
     [
         ({"checkpoint": "nowhere"}, r"checkpoint=nowhere: there is no such folder"),
         ({"checkpoint": []}, "checkpoint"),
-        ({"decoding": Guessing()}, "needs a drafter"),
+        (
+            {"decoding": Guessing()},
+            "checkpoint=null: decoding=eagle3 needs a drafter: give its folder; specwave brings",
+        ),
         ({"categories": ["cooking"]}, "categories=cooking"),
         ({"limit": 0}, "limit=0"),
         ({"max_new_tokens": 0}, "max_new_tokens=0"),
@@ -338,7 +358,8 @@ class Page(HTMLParser):
         self.ids += [value for name, value in attrs if name == "id"]
         if tag == "img":
             self.images.append(attributes.get("alt"))
-        if tag == "svg" and not (attributes.get("role") == "img" and attributes.get("aria-label")):
+        swatch = attributes.get("aria-hidden") == "true"  # of a legend, beside its label
+        if tag == "svg" and not swatch and not (attributes.get("role") == "img" and attributes.get("aria-label")):
             self.unnamed += 1
         if tag in ("h1", "h2"):
             self.headings.append(tag)
@@ -355,7 +376,7 @@ def test_the_report_asks_the_network_for_nothing_and_names_its_pictures(several)
     assert page.headings[0] == "h1"
     assert page.headings.count("h1") == 1
     assert page.unnamed == 0
-    assert text.count("<svg") == 6  # τ, speedup, one against the other, by position, time, training curves
+    assert text.count('role="img"') == 6  # τ, speedup, one against the other, by position, time, training curves
     assert len(page.images) == 2  # the same picture in two drafters' folders is shown once
     assert all(page.images)
 

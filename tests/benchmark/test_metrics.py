@@ -89,6 +89,15 @@ def test_nothing_is_nan_and_everything_is_defined():
     assert {"wall_time", "accept_lengths"} <= set(DEFINITIONS)
 
 
+def test_rates_of_questions_are_averaged_over_the_same_questions():
+    """One without a token has the rate 0, as Spec-Bench counts it; one that took no time on either side has none."""
+    ours = [row(1, "qa", [[2]], [1.0]), row(2, "qa", [[]], [0.5]), row(3, "qa", [[9]], [0.0])]
+    plain = [row(name, "qa", [[1, 1]], [4.0]) for name in (1, 2, 3)]
+    found = block(ours, plain, None)
+    assert found["tokens_per_second_per_question"] == (2.0 + 0.0) / 2
+    assert found["speedup_per_question"] == 1.0 / 0.5
+
+
 @pytest.mark.parametrize("seconds", [[0.0], [1e-300]])
 def test_no_time_gives_no_infinite_rate(seconds):
     rate = block([row(1, "qa", [[1]], seconds)], [], None)["tokens_per_second"]

@@ -34,6 +34,12 @@ def test_every_key_reaches_the_decoder():
     assert built("sampling.top_k=null") == Sampling()
 
 
+@pytest.mark.parametrize("override", ["sampling=3", "sampling=null", "sampling._target_=torch.nn.Linear"])
+def test_something_else_in_its_place_is_refused(override):
+    with pytest.raises(UserError, match="sampling"):
+        built(override)
+
+
 @pytest.mark.parametrize(
     "override",
     [

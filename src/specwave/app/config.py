@@ -185,7 +185,8 @@ def check(app: str, composed: DictConfig) -> dict[str, Any]:
         raise no_such_key(key, content[key], sorted(names | shared))
     common = _typed(Common, {key: value for key, value in content.items() if key in shared}, "", Checker())
     checker = Checker(tuple(common["allow_targets"]))
-    checked = _typed(own, {key: value for key, value in content.items() if key in names}, "", checker)
+    node = {key: value for key, value in content.items() if key in names}
+    checked = _typed(own, node, "", checker, _idle(app, content))
     refuse_missing(checker.missing)
     return common | checked
 
@@ -208,14 +209,20 @@ class Checker:
     missing: list[str] = dataclasses.field(default_factory=list)
 
 
-def _typed(cls: type, node: dict[str, Any], path: str, checker: Checker) -> dict[str, Any]:
+def _idle(app: str, content: dict[str, Any]) -> Sequence[str]:
+    """The keys that a run with this config does not read (the app's `idle`, where it has one): left as they are."""
+    of = getattr(app_module(app), "idle", None)
+    return of(content) if of is not None else ()
+
+
+def _typed(cls: type, node: dict[str, Any], path: str, checker: Checker, idle: Sequence[str] = ()) -> dict[str, Any]:
     """One node against its dataclass: the same keys with converted values, and the defaults of those left out."""
     hints = get_type_hints(cls)
     entries = {entry.name: entry for entry in dataclasses.fields(cls) if entry.init}
     checked: dict[str, Any] = {}
     for key, value in node.items():
         full = _join(path, key)
-        if key == "_target_":
+        if key == "_target_" or key in idle:
             checked[key] = value
         elif key not in entries:
             raise no_such_key(full, value, [_join(path, name) for name in entries])
@@ -297,12 +304,17 @@ def build(app: str, content: dict[str, Any]) -> Any:
     own = config_class(app)
     Common(**{entry.name: content[entry.name] for entry in dataclasses.fields(Common)})
     names = {entry.name for entry in dataclasses.fields(own)}
-    return _construct(own, {key: value for key, value in content.items() if key in names})
+    node = {key: value for key, value in content.items() if key in names}
+    return _construct(own, node, idle=_idle(app, content))
 
 
-def _construct(cls: type, node: dict[str, Any], path: str = "") -> Any:
+def _construct(cls: type, node: dict[str, Any], path: str = "", idle: Sequence[str] = ()) -> Any:
     hints = get_type_hints(cls)
-    values = {key: _fit(hints[key], value, _join(path, key)) for key, value in node.items() if key != "_target_"}
+    values = {
+        key: value if key in idle else _fit(hints[key], value, _join(path, key))
+        for key, value in node.items()
+        if key != "_target_"
+    }
     try:
         return cls(**values)
     except UserError as error:

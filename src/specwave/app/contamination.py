@@ -36,13 +36,12 @@ def _questions(path: str) -> list[tuple[str, str]]:
 
 
 def _lines(name: str, found: Overlap) -> list[str]:
-    share = len(found.hit) / found.questions
-    head = (
-        f"benchmark {name}: {len(found.hit)} of {found.questions} questions ({share:.1%}) share {LENGTH} words in a row"
-    )
+    short = found.questions - found.comparable
+    hit = f"{len(found.hit)} of {found.comparable} questions share {LENGTH} words in a row with the training data"
+    head = f"benchmark {name}: {hit}" + (f" ({short} more are shorter than that)" if short else "")
     if not found.hit:
-        return [f"{head} with the training data"]
-    lines = [f"{head} with the training data; the longest:"]
+        return [head]
+    lines = [f"{head}; the longest:"]
     for match in found.longest():
         text = match.text if len(match.text) <= SHOWN else f"{match.text[:SHOWN]}…"
         lines.append(f"  question {match.question}, sample {match.sample}, {match.words} words: {text}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from specwave.app.hub import check_push, push
 from specwave.app.preflight import architecture
 from specwave.artifacts import UserError, check_layers, group_name
 from specwave.eagle.drafter import Eagle3Drafter
@@ -67,6 +68,7 @@ def convert(config: TrainConfig, run: Run) -> None:
     drafter = Eagle3Drafter(sizes)
     drafter.load_state_dict(tensors)
     name = group_name(sizes.layers, sizes.switches)
+    check_push(config.export, [name])
     dtype = getattr(torch, config.drafter.export_dtype)
     written = run.folder / "drafters" / name
     warnings = write_drafter(
@@ -77,6 +79,8 @@ def convert(config: TrainConfig, run: Run) -> None:
     run.note(groups={name: list(sizes.layers)}, converted_from=str(folder))
     run.say(f"layers {', '.join(map(str, sizes.layers))} (outputs of blocks), {sizes.draft_vocab_size} draft tokens")
     run.say(f"written: {written}")
+    if sent := push(config.export, {name: written}, run.say):
+        run.note(pushed=sent)
 
 
 def _facts(target: _Target) -> dict[str, Any]:

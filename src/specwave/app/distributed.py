@@ -1,5 +1,5 @@
-"""Training in several processes: `conf/trainer/ddp.yaml`, `deepspeed.yaml`, `deepspeed_cpu.yaml`, and what they ask of
-Lightning.
+"""Training in several processes: `conf/trainer/ddp.yaml`, `fsdp.yaml`, `deepspeed.yaml`, `deepspeed_cpu.yaml`, and what
+they ask of Lightning.
 
 Every process loads the frozen target for itself; drafters, gradients and optimiser states are what they share. Knows of
 drafters only that they are the `drafters` of a module, each with a `norm` and an `lm_head` used outside their forward.
@@ -17,11 +17,11 @@ import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy
+from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy
 from torch import nn
 
 from specwave.app.trainer import TrainerConfig, gpus
@@ -79,6 +79,33 @@ class DdpConfig(TrainerConfig):
 
 
 @dataclass
+class FsdpConfig(DdpConfig):
+    """`conf/trainer/fsdp.yaml`: weights, gradients and optimiser states are cut into a part for each process, by torch
+    alone. The drafters are one unit: whole in every process from the forward pass to the end of the backward pass."""
+
+    sharded: ClassVar[bool] = True  # how its memory is counted
+
+    accelerator: str = "gpu"
+    max_steps: int = 2000
+    save_every: int = 200
+    validate_every: int = 200
+
+    def device(self) -> str:
+        if not self.on_gpu:
+            raise UserError("trainer", "fsdp", "torch's FSDP takes GPUs, and none is used here: use trainer=ddp")
+        return super().device()
+
+    def strategy(self, clip: float, drafters: int) -> Any:
+        quiet()
+        return Fsdp()
+
+    def engine(self, trainer: pl.Trainer) -> Engine:
+        strategy = trainer.strategy
+        assert isinstance(strategy, Fsdp)
+        return Engine(parted=True, whole=strategy.whole)
+
+
+@dataclass
 class DeepSpeedConfig(DdpConfig):
     """`conf/trainer/deepspeed.yaml`, `deepspeed_cpu.yaml`: the drafters' optimiser states (ZeRO-1), gradients too (2)
     and weights too (3) are cut into a part for each process.
@@ -121,7 +148,7 @@ class DeepSpeedConfig(DdpConfig):
     def engine(self, trainer: pl.Trainer) -> Engine:
         strategy = trainer.strategy
         assert isinstance(strategy, ZeRO)
-        return Engine(clips=True, whole=strategy.whole, norm=strategy.norm)
+        return Engine(clips=True, parted=self.zero_stage == 3, whole=strategy.whole, norm=strategy.norm)
 
     def last_step(self, path: Path) -> int:
         return newest(path, self.processes)
@@ -131,6 +158,22 @@ def quiet() -> None:
     """No line from each process that it has found the others."""
     for name in ("lightning_fabric.utilities.distributed", "pytorch_lightning.strategies.deepspeed"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class Fsdp(FSDPStrategy):
+    """Lightning's strategy. Weights stay float32 and products are narrowed by autocast, as in the other trainers."""
+
+    def __init__(self) -> None:
+        from torch.distributed.fsdp import MixedPrecision
+
+        super().__init__(mixed_precision=MixedPrecision(), state_dict_type="full")
+
+    def whole(self, module: nn.Module) -> AbstractContextManager[Any]:
+        """Within it all weights are whole in every process; changes to them are lost."""
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        assert self.model is not None
+        return FullyShardedDataParallel.summon_full_params(self.model, writeback=False)
 
 
 class ZeRO(DeepSpeedStrategy):

@@ -7,24 +7,30 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from specwave.artifacts import UserError
 from specwave.benchmark.answers import AnswerFile
-from specwave.benchmark.drafters import DrafterFolder, find_drafters
+from specwave.benchmark.drafters import BUILTIN, DrafterFolder, builtin_drafter, find_drafters
 from specwave.benchmark.interop import load_all
 from specwave.benchmark.questions import CATEGORIES, Question
 from specwave.benchmark.results import Baseline, Result, build_results, load_results, save_results
 from specwave.benchmark.rows import failed
 from specwave.benchmark.settings import copy_baseline, earlier_baseline, method_settings, shared_settings
-from specwave.decoding import Autoregressive, Sampling
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # with torch, seconds to import: a report needs none of it
     from specwave.app.run import Run
     from specwave.benchmark.answering import Answerer, Method
+    from specwave.decoding import Sampling
     from specwave.target import Target
+
+
+def greedy() -> Sampling:
+    from specwave.decoding import Sampling
+
+    return Sampling()
 
 
 @dataclass
@@ -34,8 +40,9 @@ class EvaluateConfig:
     model: Any
     benchmark: Any
     decoding: Any
-    sampling: Sampling = field(default_factory=Sampling)
-    checkpoint: Any = None  # null, a drafter's folder, a training run's folder, or a list of these
+    sampling: Any = field(default_factory=greedy)
+    checkpoint: Any = None  # null, builtin, a drafter's folder, a training run's folder, or a list of these
+    probe_checkpoint: str | None = None
     limit: int | None = None
     categories: list[str] | None = None
     max_new_tokens: int = 64
@@ -44,31 +51,46 @@ class EvaluateConfig:
     baseline: str = "auto"
     allow_other_target: bool = False
     report: list[str] | None = None
+    logger: Any = None
 
     def __post_init__(self) -> None:
         for key in ("max_new_tokens", "repeat", "devices"):
             if getattr(self, key) < 1:
                 raise UserError(key, getattr(self, key), "must be at least 1")
+        if self.report is None and not hasattr(self.sampling, "temperature"):
+            raise UserError("sampling", self.sampling, "it has keys of its own: set those, as in sampling.top_p=0.9")
         if self.report is not None and not self.report:
             raise UserError("report", self.report, "give null, or a list of run folders and answer files")
 
 
+def idle(content: Mapping[str, Any]) -> tuple[str, ...]:
+    """The keys that a run with this config does not read, so that what they name is neither imported nor built."""
+    return ("model", "benchmark", "decoding", "sampling") if content.get("report") is not None else ()
+
+
 def main(config: EvaluateConfig, run: Run) -> None:
-    """Evaluates into the run's folder, or writes a report over earlier runs there.
+    """Evaluates into the run's folder, or writes a report over earlier runs there; a tracker is shown either.
 
     Raises:
         SystemExit: when questions failed, with their number, after everything is written.
     """
-    if config.report is not None:
-        finish(load_all(config.report), run)
-        return
+    with tracking(config.logger, run) as tracker:
+        if config.report is not None:
+            finish(load_all(config.report), run, tracker)
+        else:
+            evaluate(config, run, tracker)
+
+
+def evaluate(config: EvaluateConfig, run: Run, tracker: Any) -> None:
+    """Checks what can be checked without a target, then measures."""
     chosen = (config.limit, config.categories)
     early = None if config.benchmark.needs_target else config.benchmark.questions(*chosen)  # mistakes show at once
-    drafters = find_drafters(config.checkpoint)
+    drafters = find_drafters(checkpoint_of(config))
     decoding = method_for(config.decoding, drafters)
+    check_probe(config)
 
     with own_target(config, run) as target:  # after the checks above, which need none
-        measure(config, run, target, decoding, drafters, early)
+        measure(config, run, target, decoding, drafters, early, tracker)
 
 
 def measure(
@@ -78,6 +100,7 @@ def measure(
     decoding: Any,
     drafters: Sequence[DrafterFolder],
     early: list[Question] | None,
+    tracker: Any = None,
 ) -> None:
     """Every method on every question, then the results.
 
@@ -126,7 +149,7 @@ def measure(
         results.insert(0, load_results(run.folder / "baseline", "baseline"))
     elif results[0].folder == run.folder:  # plain decoding alone is its own baseline
         copy_baseline(run.folder, run.folder / "baseline")
-    finish(results, run)
+    finish(results, run, tracker)
     lost = sum(failed(row) for method in methods for row in method.answers.rows)
     if lost:
         run.note(failed_answers=lost)
@@ -167,17 +190,49 @@ def rank_of(run: Run) -> int:
     return 0 if run.main else int(os.environ.get("LOCAL_RANK") or 0)
 
 
+def checkpoint_of(config: EvaluateConfig) -> Any:
+    """`checkpoint`, or the drafter that specwave brings where that is asked for, or none is given and one is needed.
+
+    Raises:
+        UserError: specwave brings none for this target.
+    """
+    given = config.checkpoint
+    needed = given is None and config.decoding.needs_checkpoint
+    if not needed and given != BUILTIN:
+        return given
+    found = builtin_drafter(config.model.identify().fingerprint)
+    if found is None:
+        why = f"decoding={config.decoding.label} needs a drafter: give its folder" if needed else "give a folder"
+        rule = f"{why}; specwave brings none for model={config.model.name}"
+        raise UserError("checkpoint", "null" if needed else given, rule)
+    return found
+
+
 def method_for(decoding: Any, drafters: Sequence[DrafterFolder]) -> Any:
     """The decoding method to use. A drafter beside plain decoding, the default, is decoded with by its own method."""
-    if decoding.needs_checkpoint and not drafters:
-        raise UserError("checkpoint", "null", f"decoding={decoding.label} needs a drafter: give its folder")
     if not drafters or getattr(decoding, "takes_checkpoint", decoding.needs_checkpoint):
         return decoding
+    from specwave.decoding import Autoregressive
+
     if not isinstance(decoding, Autoregressive):
         raise UserError("checkpoint", drafters[0].path, f"decoding={decoding.label} reads no drafter: give null")
     from specwave.eagle.proposer import Eagle3Decoding
 
     return Eagle3Decoding(batch_invariant=decoding.batch_invariant)
+
+
+def check_probe(config: EvaluateConfig) -> None:
+    """Refuses, before there is a target, a missing or damaged probe, and one that no method would read."""
+    from specwave.copying.folder import find_probe, read_card
+    from specwave.copying.switch import no_probe, reads_probe
+
+    decoding, given = config.decoding, config.probe_checkpoint
+    if given is not None and not reads_probe(decoding):
+        raise UserError("probe_checkpoint", given, f"decoding={decoding.label} reads no probe: give null")
+    if hasattr(decoding, "probe"):
+        if decoding.probe is None:
+            raise no_probe(decoding)
+        read_card(find_probe(decoding.probe))
 
 
 def build_methods(
@@ -191,6 +246,7 @@ def build_methods(
 ) -> list[Method]:
     """What is to be measured, plain decoding first; their answers files take up what a killed run has finished."""
     from specwave.benchmark.answering import Method
+    from specwave.decoding import Autoregressive
 
     folder, part = run.folder, rank_of(run) if config.devices > 1 else None
     methods = []
@@ -238,11 +294,33 @@ def judge(answerer: Answerer, method: Method, baseline: Baseline, questions: Seq
     return save_results(method.answers.folder, content)
 
 
-def finish(results: Sequence[Result], run: Run) -> None:
-    """report.html, table.md, table.tex, table.csv, and the table on the console."""
+def finish(results: Sequence[Result], run: Run, tracker: Any = None) -> None:
+    """report.html, table.md, table.tex, table.csv, and the table on the console; the same for a tracker."""
     from specwave.benchmark import tables, writers
-    from specwave.benchmark.report import write_report  # matplotlib takes a while to import
+    from specwave.benchmark.report import plot_pages, write_report
 
     report = write_report(run.folder, results)
+    if tracker is not None:
+        tracker.show(
+            tables={"evaluation": writers.records(results), "categories": writers.by_category(results)},
+            pages=plot_pages(results),
+            figures=writers.figures(results),
+            files=[report, *(run.folder / f"table.{kind}" for kind in ("csv", "md", "tex"))],
+            kind="report",
+        )
     run.say(writers.console(tables.summary(results)))
     run.say(f"report: {report}")
+
+
+@contextlib.contextmanager
+def tracking(make: Any, run: Run) -> Iterator[Any]:
+    """The run at a tracker's service, ended there however it ends here; None without one, and for loggers that only
+    keep rows of training, of which an evaluation has none."""
+    tracker = make(save_dir=str(run.folder)) if make is not None and run.main else None
+    if not hasattr(tracker, "show"):
+        yield None
+        return
+    from specwave.app.trainer import ended
+
+    with ended(tracker):
+        yield tracker

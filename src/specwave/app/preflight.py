@@ -128,6 +128,7 @@ def forecast(config: TrainConfig, arch: Arch) -> Forecast:
         checkpointing=config.drafter.checkpointing,
         zero=getattr(trainer, "zero_stage", 0),
         offload=getattr(trainer, "offload", "none"),
+        sharded=getattr(trainer, "sharded", False),
         processes=trainer.processes,
         device="cuda" if on_gpu else "cpu",
     )
@@ -214,7 +215,7 @@ def report(found: Forecast, config: TrainConfig, say: Callable[[str], None]) -> 
     where = f"{trainer.per_node} × {config.plan_for.upper() if plan.device == 'cuda' else 'CPU process'}"
     if plan.device == "cuda" and torch.cuda.is_available():
         where = f"{trainer.per_node} × {torch.cuda.get_device_name(0)}"
-    cut = f", ZeRO-{plan.zero}" if plan.zero else ""
+    cut = f", ZeRO-{plan.zero}" if plan.zero else ", FSDP" if plan.sharded else ""
     say(f"on {where}{f' on each of {trainer.nodes} machines' if trainer.nodes > 1 else ''}{cut}")
     for name, drafter in zip(found.names, plan.drafters, strict=True):
         say(f"  {name:<24} {budget.drafter_parameters(drafter) / 1e6:8.1f} million parameters")

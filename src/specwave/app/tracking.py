@@ -1,7 +1,8 @@
-"""`logger=wandb`: metrics.csv, and the same rows on Weights & Biases: online, or in a folder for `wandb sync`.
+"""`logger=wandb`: a run on Weights & Biases, online, or in a folder for `wandb sync`.
 
-A run has an id of its own, kept in its folder: resuming joins the same run, and jobs of a sweep are runs beside each
-other in one group. Knows nothing about training.
+Of training it shows the rows of metrics.csv, which it writes too, and the drafters; of an evaluation its tables, plots
+and report. A run has an id of its own, kept in its folder: resuming joins the same run, and jobs of a sweep are runs
+beside each other in one group. Knows nothing about training or evaluating.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Tracker(CSVLogger):
         project: str = "specwave",
         entity: str | None = None,
         group: str | None = None,
-        job_type: str = "train",
+        job_type: str | None = None,
         name: str | None = None,
         mode: Literal["online", "offline"] = "online",
         tags: Sequence[str] = (),
@@ -52,7 +53,7 @@ class Tracker(CSVLogger):
             "project": project,
             "entity": entity,
             "group": group or sweep_of(folder),
-            "job_type": job_type,
+            "job_type": job_type or record_of(folder).get("app"),
         }
         try:
             self.run: Any = wandb.init(
@@ -63,7 +64,7 @@ class Tracker(CSVLogger):
                 mode=mode,
                 dir=str(folder),
                 tags=list(tags),
-                config=settings_of(folder),
+                config=record_of(folder).get("config") or {},
                 settings=wandb.Settings(console="off", silent=True),
             )
         except wandb.errors.Error as error:
@@ -94,10 +95,48 @@ class Tracker(CSVLogger):
             artifact.add_dir(str(folder))
             self.run.log_artifact(artifact)
 
+    def show(
+        self,
+        tables: Mapping[str, Sequence[Sequence[Any]]],
+        pages: Mapping[str, str],
+        figures: Mapping[str, float],
+        files: Sequence[Path],
+        kind: str,
+    ) -> None:
+        """What an evaluation found.
+
+        Args:
+            tables: by name, a header and rows.
+            pages: by title, HTML that needs nothing beside itself.
+            figures: the summary of the run, by which W&B sorts and compares runs.
+            files: uploaded as one artefact of this `kind`.
+        """
+        import wandb
+
+        shown: dict[str, Any] = {
+            name: wandb.Table(columns=[str(entry) for entry in header], data=list(map(_plain, rows)))
+            for name, (header, *rows) in tables.items()
+        }
+        shown |= {
+            f"plots/{title}": wandb.Html(page, inject=False, data_is_not_path=True) for title, page in pages.items()
+        }
+        self.run.log(shown)
+        self.run.summary.update(dict(figures))
+        if self.artifacts:
+            artifact = wandb.Artifact(f"{kind}-{self.run.id}", type=kind)
+            for path in files:
+                artifact.add_file(str(path))
+            self.run.log_artifact(artifact)
+
     def close(self, code: int = 0) -> None:
         """Ends the run at W&B; once is enough, and a run that is not ended would swallow the next job's rows."""
         with contextlib.suppress(AttributeError):
             self.run.finish(exit_code=code)
+
+
+def _plain(row: Sequence[Any]) -> list[Any]:
+    """Cells as W&B takes them: a tree's lists as a text."""
+    return [value if value is None or isinstance(value, int | float | str) else str(value) for value in row]
 
 
 def sweep_of(folder: Path) -> str | None:
@@ -106,9 +145,7 @@ def sweep_of(folder: Path) -> str | None:
     return f"{parent.parent.name}-{parent.name}" if (parent / "multirun.yaml").is_file() else None
 
 
-def settings_of(folder: Path) -> dict[str, Any]:
-    """The whole config of the run in this folder, as its run.yaml has it."""
+def record_of(folder: Path) -> dict[str, Any]:
+    """What run.yaml says of the run in this folder: its app and its whole config among it. {} without one."""
     path = folder / "run.yaml"
-    if not path.is_file():
-        return {}
-    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("config") or {}
+    return (yaml.safe_load(path.read_text(encoding="utf-8")) or {}) if path.is_file() else {}

@@ -2,21 +2,25 @@
 
 check → load → answer the training prompts → draft vocabulary → fit → drafters/, metrics.csv, curves, a table.
 `task=regenerate`, which makes training data, is in regenerate.py; `task=convert`, for drafters of other tools, in
-convert.py.
+convert.py; `task=probe` in probe.py.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from specwave.app.contamination import compare
 from specwave.app.convert import Convert, convert
 from specwave.app.exports import BEST, Exports
 from specwave.app.groups import check_warm_start, drafter_configs, make_drafters, read_selection, wanted_groups
+from specwave.app.hub import check_push, push
 from specwave.app.preflight import architecture, described, forecast, refuse, report
+from specwave.app.probe import check_task, train_probe
 from specwave.artifacts import UserError
 from specwave.data.engines import Regenerate, check_engine
 from specwave.eagle.export import Export, TargetFacts
@@ -39,13 +43,15 @@ class TrainConfig:
     selection: str | None = None
     top: int = 1
     groups: list[Any] | None = None
-    task: Literal["train", "regenerate", "convert"] = "train"
+    task: Literal["train", "regenerate", "convert", "probe"] = "train"
     dry_run: bool = False
     plan_for: Literal["h100", "h200", "a100"] = "h100"
     export: Export = field(default_factory=Export)
     convert: Convert = field(default_factory=Convert)
     regenerate: Regenerate = field(default_factory=Regenerate)
     states: StatesConfig = field(default_factory=StatesConfig)
+    probe: Any = None  # a LinearProbe, or nothing
+    probe_data: Any = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -57,6 +63,14 @@ class TrainConfig:
             raise UserError("groups", "[]", "name at least one group, as in groups=[[2,15,27]] or groups=[eagle3]")
         if self.task == "regenerate":
             check_engine(self.regenerate)
+        if self.task == "probe":
+            check_task(self)
+
+
+def travelling(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings for a card, which goes where this machine's folders do not: of a path that is here, its last part."""
+    here = {key: Path(value) for key, value in settings.items() if isinstance(value, str) and os.sep in value}
+    return settings | {key: path.name for key, path in here.items() if path.expanduser().exists()}
 
 
 def table(module: GroupTraining, rules: Mapping[str, str | None]) -> str:
@@ -81,12 +95,16 @@ def table(module: GroupTraining, rules: Mapping[str, str | None]) -> str:
 
 def main(config: TrainConfig, run: Run) -> None:
     """Trains into the run's folder; `run.resume` goes on from its last checkpoint."""
+    if config.probe and config.task != "probe":
+        raise UserError("task", config.task, "probe=linear is for task=probe: add that, or leave the probe out")
     if config.task == "regenerate":
         from specwave.app.regenerate import regenerate
 
         regenerate(config, run)
     elif config.task == "convert":
         convert(config, run)
+    elif config.task == "probe":
+        train_probe(config, run)
     elif config.dry_run:
         found = forecast(config, architecture(config.model))
         report(found, config, run.say)
@@ -101,8 +119,10 @@ def train(config: TrainConfig, run: Run) -> None:
     device = config.trainer.device()  # before anything is loaded or spawned
     if config.model.device.partition(":")[0] not in ("auto", device.partition(":")[0]):
         raise UserError("model.device", config.model.device, f"the trainer runs on {device}: set model.device={device}")
-    for warning in refuse(forecast(config, architecture(config.model)), run.folder):
+    planned = forecast(config, architecture(config.model))
+    for warning in refuse(planned, run.folder):
         run.say(f"warning: {warning}")
+    check_push(config.export, planned.names, run.main)
     target = replace(config.model, device=device).load()
     chosen, pictures = read_selection(config.selection, target) if config.selection else (None, [])
     groups = wanted_groups(config, chosen, target.num_layers)
@@ -123,7 +143,11 @@ def train(config: TrainConfig, run: Run) -> None:
     from specwave.eagle.watch import Watch
 
     size = next(iter(drafters.values())).config.draft_vocab_size
-    facts = data.facts() | {"source": asdict(config.data), "draft_vocabulary_coverage": coverage, "seed": config.seed}
+    facts = data.facts() | {
+        "source": travelling(asdict(config.data)),
+        "draft_vocabulary_coverage": coverage,
+        "seed": config.seed,
+    }
     facts |= {"contamination": contamination, "states": config.states.described()}
     run.say(
         f"{target.name}: {len(drafters)} drafters ({', '.join(drafters)}) on {len(data.train)} conversations, "
@@ -188,6 +212,9 @@ def train(config: TrainConfig, run: Run) -> None:
             conclude(run, module, exports, logger)
             say_figures(run, module, exports, len(watch.prompts) if watch else 0)
             run.note(contamination=contamination)
+            folders = {name: run.folder / BEST / name for name in exports.groups}
+            if sent := push(config.export, folders, run.say):
+                run.note(pushed=sent)
 
 
 def stop_here(run: Run, module: GroupTraining, trainer: Any, trains: Any) -> None:

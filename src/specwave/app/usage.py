@@ -36,6 +36,27 @@ def usage(app: str, overrides: Sequence[str]) -> str:
     return "\n".join([*lines, "", *_EXAMPLES]).replace("APP", app)
 
 
+def reference() -> str:
+    """The keys of all doors, and of every option of every group, as Markdown."""
+    parts = []
+    for app in ("select", "train", "evaluate"):
+        parts += [f"## {app}.py", "", *_block(app, "")]
+    for group in sorted(
+        folder.name for folder in conf_dir().iterdir() if folder.is_dir() and folder.name != "experiment"
+    ):
+        parts += [f"## {group}=", ""]
+        for option in options(group):
+            parts += [f"### {group}={option}", "", *_block(f"{group}/{option}", f"{group}.")]
+    return "\n".join(parts)
+
+
+def _block(name: str, prefix: str) -> list[str]:
+    """A file's keys as a block, below what the file says of itself."""
+    first, *_ = (conf_dir() / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    says = [first.removeprefix("#").strip(), ""] if first.startswith("#") else []
+    return [*says, "```yaml", *(line.removeprefix("  ") for line in _keys(name, prefix)), "```", ""]
+
+
 _EXAMPLES = (
     "python APP.py model=tiny                    the smallest run there is",
     "python APP.py -m seed=0,1,2                 a sweep: one job for each value, each in a folder of its own",

@@ -29,7 +29,7 @@ def draws(questions: int) -> Floats:
     return counted.reshape(RESAMPLES, questions).astype(np.float64)
 
 
-def resampled(above: Sequence[float], below: Sequence[float]) -> Floats:
+def resampled(above: Sequence[float] | Floats, below: Sequence[float] | Floats) -> Floats:
     """Σ above / Σ below over every resample, [RESAMPLES]; nan where the sum below is 0."""
     counts = draws(len(above))
     numerator, denominator = counts @ np.asarray(above, float), counts @ np.asarray(below, float)

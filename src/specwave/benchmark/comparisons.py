@@ -1,8 +1,8 @@
 """Method against method over the same questions: differences with paired bootstrap intervals.
 
 Both were asked the same questions, so a resample draws a question for both. The speed of methods is compared by their
-speedups, each over plain decoding of its own run: so runs of different days can be compared, as far as their machine is
-the same.
+speedups, each over plain decoding of its own run: so runs of different days can be compared, but not those of another
+dtype or machine.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specwave.benchmark.bootstrap import Floats, interval, quotient, resampled
 from specwave.benchmark.results import Result
 
 ALL_PAIRS = 8  # methods; of more, each is compared with the one of largest τ only
+COLUMNS = ("accepted", "rounds", "tokens", "seconds", "plain_tokens", "plain_seconds")
+TIMED = ("dtype", "device", "device_name", "threads", "devices")  # settings that must not differ
 Record = Mapping[str, Any]
 
 
@@ -40,11 +45,18 @@ def contrasts(results: Sequence[Result], labels: Sequence[str]) -> list[Contrast
             groups.setdefault(repr(_asked(result)), []).append((label, result))
     found = []
     for group in groups.values():
+        sums = {one: Sums.of(result.content["per_question"]) for one, result in group}
         for (one, first), (other, second) in _pairs(group):
-            contrast = compare(one, first.content["per_question"], other, second.content["per_question"])
+            contrast = compare(one, sums[one], other, sums[other], alike(first, second))
             if contrast is not None:
                 found.append(contrast)
     return found
+
+
+def alike(first: Result, second: Result) -> bool:
+    """Whether their speedups can be compared: as far as is known, both were timed in the same way."""
+    pairs = ((first.settings.get(name), second.settings.get(name)) for name in TIMED)
+    return all(one == other or None in (one, other) for one, other in pairs)
 
 
 def _asked(result: Result) -> list[Any]:
@@ -60,44 +72,58 @@ def _pairs(group: Sequence[tuple[str, Result]]) -> list[tuple[tuple[str, Result]
     return [(one, best) for one in group if one is not best]
 
 
-def compare(first: str, ours: Sequence[Record], second: str, theirs: Sequence[Record]) -> Contrast | None:
-    """Two methods' `per_question` records; None where they share no question with a round."""
-    by_id = {str(record["question_id"]): record for record in theirs}
-    shared = [(record, by_id[str(record["question_id"])]) for record in ours if str(record["question_id"]) in by_id]
-    pairs = [(a, b) for a, b in shared if a["rounds"] and b["rounds"]]
-    if not pairs:
+@dataclass(frozen=True)
+class Sums:
+    """A method's `per_question` records as columns. What a record does not tell is 0."""
+
+    places: dict[str, int]  # question id → row
+    columns: dict[str, Floats]
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> Sums:
+        columns = {name: np.array([record.get(name) or 0 for record in records], float) for name in COLUMNS}
+        return cls({str(record["question_id"]): place for place, record in enumerate(records)}, columns)
+
+    def at(self, places: Sequence[int] | NDArray[np.intp]) -> dict[str, Floats]:
+        return {name: column[places] for name, column in self.columns.items()}
+
+
+def compare(first: str, ours: Sums, second: str, theirs: Sums, speeds_too: bool = True) -> Contrast | None:
+    """Two methods over the questions that both answered; None where they share no question with a round."""
+    shared = [(place, theirs.places[name]) for name, place in ours.places.items() if name in theirs.places]
+    pairs = np.array(shared, np.intp).reshape(-1, 2)
+    pairs = pairs[(ours.columns["rounds"][pairs[:, 0]] != 0) & (theirs.columns["rounds"][pairs[:, 1]] != 0)]
+    if not len(pairs):
         return None
-    ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
-    tau = _sum(ours, "accepted") / _sum(ours, "rounds") - _sum(theirs, "accepted") / _sum(theirs, "rounds")
-    spread = None
+    one, other = ours.at(pairs[:, 0]), theirs.at(pairs[:, 1])
+    tau, spread = _ratio(one, "accepted", "rounds") - _ratio(other, "accepted", "rounds"), None
     if len(pairs) > 1:
-        spread = interval(_ratios(ours, "accepted", "rounds") - _ratios(theirs, "accepted", "rounds"))
-    timed = [(a, b) for a, b in pairs if _timed(a) and _timed(b)]
+        spread = interval(_ratios(one, "accepted", "rounds") - _ratios(other, "accepted", "rounds"))
+    timed = pairs[_timed(one) & _timed(other)] if speeds_too else pairs[:0]
     speed, speeds = None, None
-    if timed:
-        fast, slow = [a for a, _ in timed], [b for _, b in timed]
+    if len(timed):
+        fast, slow = ours.at(timed[:, 0]), theirs.at(timed[:, 1])
         speed = _speedup(fast) / _speedup(slow)
         if len(timed) > 1:
             speeds = interval(quotient(_speedups(fast), _speedups(slow)))
     return Contrast(first, second, len(pairs), tau, spread, speed, speeds)
 
 
-def _sum(records: Sequence[Record], name: str) -> float:
-    return sum(record[name] for record in records)
+def _ratio(columns: Mapping[str, Floats], above: str, below: str) -> float:
+    return float(columns[above].sum() / columns[below].sum())
 
 
-def _ratios(records: Sequence[Record], above: str, below: str) -> Floats:
-    return resampled([record[above] for record in records], [record[below] for record in records])
+def _ratios(columns: Mapping[str, Floats], above: str, below: str) -> Floats:
+    return resampled(columns[above], columns[below])
 
 
-def _timed(record: Record) -> bool:
-    return all(record.get(name) for name in ("tokens", "seconds", "plain_tokens", "plain_seconds"))
+def _timed(columns: Mapping[str, Floats]) -> NDArray[np.bool_]:
+    return np.all([columns[name] != 0 for name in COLUMNS[2:]], axis=0)
 
 
-def _speedup(records: Sequence[Record]) -> float:
-    ours = _sum(records, "tokens") / _sum(records, "seconds")
-    return ours / (_sum(records, "plain_tokens") / _sum(records, "plain_seconds"))
+def _speedup(columns: Mapping[str, Floats]) -> float:
+    return _ratio(columns, "tokens", "seconds") / _ratio(columns, "plain_tokens", "plain_seconds")
 
 
-def _speedups(records: Sequence[Record]) -> Floats:
-    return quotient(_ratios(records, "tokens", "seconds"), _ratios(records, "plain_tokens", "plain_seconds"))
+def _speedups(columns: Mapping[str, Floats]) -> Floats:
+    return quotient(_ratios(columns, "tokens", "seconds"), _ratios(columns, "plain_tokens", "plain_seconds"))

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import matplotlib
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
-from specwave.benchmark.figures import INK, SERIES, STYLE, Plot, inline, legend, lines_of, mark_of
+from specwave.benchmark.figures import LEFT, RIGHT, Plot, keys_of
+from specwave.benchmark.svg import Canvas, axis, bottom_axis, fixed_axis, left_axis
 
 Range = Sequence[float] | None
 
@@ -27,75 +24,69 @@ class Point:
 def scatter(title: str, points: Mapping[str, Point]) -> Plot:
     """Speedup against τ. On the dashed diagonal a verification would cost what a plain token costs and drafts nothing;
     what lies below it is the price of both."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 4.2 + lines_of(points)), layout="constrained")
-        axes = figure.subplots()
-        for index, (label, point) in enumerate(points.items()):
-            mark = mark_of(index)
-            axes.errorbar(
-                point.tau, point.speedup, xerr=_whiskers(point.tau, point.tau_range),
-                yerr=_whiskers(point.speedup, point.speedup_range), ls="", markersize=7, markeredgewidth=0, lw=1,
-                label=label, zorder=3, ecolor=mark["color"], **mark,
-            )  # fmt: skip
-        known = [value for point in points.values() for value in (point.tau, point.speedup)]
-        low, high = min([1.0, *known]), max([1.0, *known])
-        axes.plot([low, high], [low, high], color=INK, lw=1, ls=(0, (2, 2)), zorder=1)
-        axes.axhline(1.0, color=INK, lw=0.8, zorder=1)
-        axes.set_xlabel("τ, tokens per verification (dashed: drafts and wider verifications for free)")
-        axes.set_ylabel("speedup (line: plain decoding)")
-        axes.grid(lw=0.6, zorder=0)
-        axes.tick_params(length=0)
-        legend(axes, min(3, len(points)))
-    said = "; ".join(f"{label} τ {point.tau:.2f}, speedup {point.speedup:.2f}" for label, point in points.items())
-    alt = f"{title}: {said}."
-    return Plot(title, inline(figure, "scatter", alt), alt)
-
-
-def _whiskers(value: float, ends: Range) -> list[list[float]] | None:
-    """What errorbar wants; a percentile interval may lie beside its value."""
-    return None if ends is None else [[max(0.0, value - ends[0])], [max(0.0, ends[1] - value)]]
+    top, bottom = 8.0, 318.0
+    canvas = Canvas(bottom + 42)
+    shown = points.values()
+    across = axis([1.0, *(end for point in shown for end in (point.tau, *(point.tau_range or ())))], LEFT, RIGHT)
+    up = axis([1.0, *(end for point in shown for end in (point.speedup, *(point.speedup_range or ())))], bottom, top)
+    left_axis(canvas, up, LEFT, RIGHT, "speedup (line: plain decoding)")
+    under = "τ, tokens per verification (dashed: drafts and wider verifications for free)"
+    bottom_axis(canvas, across, top, bottom, under)
+    canvas.line(LEFT, up(1.0), RIGHT, up(1.0), "axis")
+    low, high = max(across.low, up.low), min(across.high, up.high)  # the part of the diagonal that is in sight
+    canvas.line(across(low), up(low), across(high), up(high), "reference")
+    for series, point in enumerate(points.values()):
+        x, y = across(point.tau), up(point.speedup)
+        if point.tau_range is not None:
+            canvas.whisker(across(point.tau_range[0]), y, across(point.tau_range[1]), y, series)
+        if point.speedup_range is not None:
+            canvas.whisker(x, up(point.speedup_range[0]), x, up(point.speedup_range[1]), series)
+    said = [f"{label} τ {point.tau:.2f}, speedup {point.speedup:.2f}" for label, point in points.items()]
+    for series, (point, words) in enumerate(zip(points.values(), said, strict=True)):
+        canvas.mark(across(point.tau), up(point.speedup), series, words)
+    alt = f"{title}: {'; '.join(said)}."
+    return Plot(title, canvas.element(alt), alt, keys_of(list(points)))
 
 
 def positions(title: str, lines: Mapping[str, Sequence[float]]) -> Plot:
     """The share of accepted drafts at each position whose earlier ones were accepted."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 3.2 + lines_of(lines)), layout="constrained")
-        axes = figure.subplots()
-        for index, (label, values) in enumerate(lines.items()):
-            axes.plot(range(1, len(values) + 1), values, lw=1.6, markersize=6, label=label, **mark_of(index))
-        axes.set_ylim(0, 1.02)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_xlabel("position in the draft")
-        axes.set_ylabel("accepted, earlier ones given")
-        axes.grid(axis="y", lw=0.6, zorder=0)
-        axes.tick_params(length=0)
-        legend(axes, min(3, len(lines)))
+    top, bottom = 8.0, 238.0
+    canvas = Canvas(bottom + 42)
+    deepest = max(map(len, lines.values()))
+    across = fixed_axis(0.7, max(deepest, 2) + 0.3, LEFT, RIGHT, count=10, whole=True)
+    up = fixed_axis(0.0, 1.02, bottom, top)
+    left_axis(canvas, up, LEFT, RIGHT, "accepted, earlier ones given")
+    bottom_axis(canvas, across, top, bottom, "position in the draft", grid=False)
+    for series, (label, values) in enumerate(lines.items()):
+        points = [(across(place), up(value)) for place, value in enumerate(values, start=1)]
+        canvas.curve(points, series)
+        for place, (x, y) in enumerate(points):
+            canvas.mark(x, y, series, f"{label}, position {place + 1}: {values[place]:.2f}")
     said = "; ".join(f"{label} {', '.join(f'{value:.2f}' for value in values)}" for label, values in lines.items())
     alt = f"{title}, first to last: {said}."
-    return Plot(title, inline(figure, "positions", alt), alt)
+    return Plot(title, canvas.element(alt), alt, keys_of(list(lines)))
 
 
 def stacks(title: str, unit: str, rows: Mapping[str, Mapping[str, float]]) -> Plot:
-    """A bar per method, cut into its parts."""
+    """A bar per method, cut into its parts; the method stands above its bar, what the parts add up to behind it."""
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 1.2 + 0.34 * len(rows)), layout="constrained")
-        axes = figure.subplots()
-        places = list(range(len(rows)))
-        left = [0.0] * len(rows)
-        for index, part in enumerate(parts):
-            widths = [row.get(part, 0.0) for row in rows.values()]
-            axes.barh(places, widths, left=left, height=0.62, color=SERIES[index % len(SERIES)], label=part, zorder=3)
-            left = [start + width for start, width in zip(left, widths, strict=True)]
-        axes.set_yticks(places, list(rows))
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_xlabel(unit)
-        axes.grid(axis="x", lw=0.6, zorder=0)
-        axes.tick_params(length=0)
-        axes.spines["left"].set_visible(False)
-        legend(axes, len(parts))
+    left, top, pitch, thick = 14.0, 4.0, 46.0, 17.0
+    bottom = top + pitch * len(rows)
+    canvas = Canvas(bottom + 42)
+    sums = {label: sum(row.values()) for label, row in rows.items()}
+    across = fixed_axis(0.0, max(sums.values()) or 1.0, left, RIGHT - 52)  # room for the last sum
+    bottom_axis(canvas, across, top, bottom, unit)
+    for place, (label, row) in enumerate(rows.items()):
+        start, y = 0.0, top + pitch * place + 19
+        canvas.text(left, y - 5, label)
+        for series, part in enumerate(parts):
+            if row.get(part):
+                width = across(row[part]) - left
+                canvas.bar(across(start), y, width, thick, series, f"{label}, {part}: {row[part]:.3g} {unit}")
+                start += row[part]
+        canvas.text(across(start) + 6, y + thick - 4, f"{sums[label]:.3g}")
     said = "; ".join(
         f"{label} " + ", ".join(f"{part} {value:.2g}" for part, value in row.items()) for label, row in rows.items()
     )
     alt = f"{title}, {unit}: {said}."
-    return Plot(title, inline(figure, "stacks", alt), alt)
+    return Plot(title, canvas.element(alt), alt, keys_of(parts, square=True))

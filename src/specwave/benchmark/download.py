@@ -10,7 +10,6 @@ import urllib.request
 from pathlib import Path
 
 from specwave.artifacts import UserError, cache_dir, filling_cache, write_text
-from specwave.data.locks import wait_for
 
 LARGEST = 256 << 20  # bytes: a file of questions is far smaller, a wrong address may not be
 PATIENCE = 30.0  # seconds without a byte
@@ -33,6 +32,8 @@ def fetch(url: str, sha256: str, key: str) -> Path:
         UserError: an address of another kind than http(s), a server that does not answer or has no such file, a file
             of another sha256 (nothing is kept of it), one that is no text.
     """
+    from specwave.data.locks import wait_for  # with that room comes torch: not for a report's sake
+
     wanted = sha256.lower()
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise UserError(f"{key}.url", url, f"an address begins with http:// or https://; a file is {key}.path")

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specwave.artifacts import UserError, group_name, read_json, reading
-from specwave.layers.selectors import RULES
+from specwave.artifacts import UserError, assets_dir, group_name, read_json, reading
+
+BUILTIN = "builtin"  # as a checkpoint: the drafter that specwave brings for the target
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,14 @@ def find_drafters(checkpoint: str | Sequence[str] | None) -> list[DrafterFolder]
     return found
 
 
+def builtin_drafter(fingerprint: str) -> str | None:
+    """The folder of the drafter that specwave brings for the target of this fingerprint; None if it brings none."""
+    for card in sorted(assets_dir().glob("*/card.json")):
+        if read_json(card, "checkpoint")["target"]["fingerprint"] == fingerprint:
+            return str(card.parent)
+    return None
+
+
 def _folders(entry: Any) -> list[Path]:
     if not isinstance(entry, str) or not entry:
         raise UserError("checkpoint", entry, "every entry must be the path of a folder")
@@ -67,6 +76,8 @@ def rule_of(card: dict[str, Any]) -> str | None:
     for place in (card, card.get("training") or {}, card.get("data") or {}):
         if place.get("rule"):
             return str(place["rule"])
+    from specwave.layers.selectors import RULES  # with torch: not for a report's sake
+
     layers, num_layers = card.get("layers"), (card.get("target") or {}).get("num_layers")
     if not layers or not num_layers:
         return None

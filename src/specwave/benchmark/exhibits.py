@@ -36,7 +36,7 @@ def training_curves(methods: Sequence[Result], labels: Sequence[str]) -> Plot | 
     for label, result in zip(labels, methods, strict=True):
         for panel, line in read_curves(result.drafter).items():
             panels.setdefault(panel, {})[label] = line
-    return curves("training", "Training curves", list(panels.items())) if panels else None
+    return curves("Training curves", list(panels.items())) if panels else None
 
 
 def metrics_file(drafter: Path | None) -> Path | None:

@@ -44,7 +44,8 @@ def block(
     tokens, rounds, seconds = (sum(one[name] for one in each) for name in ("tokens", "rounds", "seconds"))
     rate = _quotient(tokens, seconds)
     ours, theirs = _rate(shared, ""), _rate(shared, "plain_")
-    own_mean, plain_mean = _mean_rate(shared, ""), _mean_rate(shared, "plain_")
+    timed = [one for one in shared if one["seconds"] > 0 and one["plain_seconds"] > 0]  # the same for both means
+    own_mean, plain_mean = _mean_rate(timed, ""), _mean_rate(timed, "plain_")
     peaks = [row["specwave"].get("peak_memory_bytes") for row in finished if "specwave" in row]
     judged = [verdicts[one["question_id"]] for one in each if one["question_id"] in verdicts] if verdicts else []
     ties = [verdict.near_ties for verdict in judged if verdict.near_ties is not None]
@@ -106,7 +107,9 @@ def _rate(records: Sequence[Mapping[str, Any]], prefix: str) -> float | None:
 
 
 def _mean_rate(records: Sequence[Mapping[str, Any]], prefix: str) -> float | None:
-    return _mean(_quotient(one[f"{prefix}tokens"], one[f"{prefix}seconds"]) for one in records)
+    """A question without a token has a rate, 0, as in Spec-Bench's `speed.py`; one without time has none."""
+    pairs = ((one[f"{prefix}tokens"], one[f"{prefix}seconds"]) for one in records)
+    return _mean(_quotient(tokens, seconds) if tokens else 0.0 for tokens, seconds in pairs if seconds > 0)
 
 
 def blocks(

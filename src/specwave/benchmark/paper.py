@@ -77,13 +77,18 @@ def by_category(results: Sequence[Result], figure: str, title: str, digits: int)
     return Table(title, header, rows, [digits] * len(header), names=3 + len(extra), blocks=headings)
 
 
-def tables(results: Sequence[Result], labels: Sequence[str]) -> list[Table]:
-    """Everything that table.md and table.tex hold."""
+def tables(results: Sequence[Result], certain: Sequence[Table]) -> list[Table]:
+    """Everything that table.md and table.tex hold; `certain` is `certainty`'s."""
     found = [summary(results)]
     for figure, title, digits, with_plain in FIGURES:
         shown = results if with_plain else [result for result in results if not is_plain(result)] or results
         found.append(by_category(shown, figure, title, digits))
-    return [*found, spread(results, labels), *differences(results, labels)]
+    return [*found, *certain]
+
+
+def certainty(results: Sequence[Result], labels: Sequence[str]) -> list[Table]:
+    """How sure the figures are, and which differences between methods are."""
+    return [spread(results, labels), *differences(results, labels)]
 
 
 def spread(results: Sequence[Result], labels: Sequence[str]) -> Table:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from specwave import __version__
 from specwave.artifacts import write_text
@@ -15,22 +17,36 @@ from specwave.benchmark.diagrams import Point, positions, scatter, stacks
 from specwave.benchmark.exhibits import pictures, training_curves
 from specwave.benchmark.figures import Plot, dots
 from specwave.benchmark.results import Result
+from specwave.benchmark.svg import SQUARE, colour, shape
 
 
 def write_report(folder: Path, results: Sequence[Result]) -> Path:
     """Writes report.html and table.md/.tex/.csv of these results (plain decoding first) into `folder`."""
-    found = paper.tables(results, unique_labels(results))
-    write_text(folder / "table.md", writers.markdown(found))
-    write_text(folder / "table.tex", writers.latex(found))
+    labels = unique_labels(results)
+    certain = paper.certainty(results, labels)
+    write_text(folder / "table.md", writers.markdown(paper.tables(results, certain)))
+    write_text(folder / "table.tex", writers.latex(paper.tables(results, certain)))
     write_text(folder / "table.csv", writers.as_csv(results))
-    write_text(folder / "report.html", render(results))
+    write_text(folder / "report.html", render(results, certain))
     return folder / "report.html"
 
 
-def render(results: Sequence[Result]) -> str:
-    """The page as text."""
-    methods = [result for result in results if result.content["method"] != "autoregressive"] or list(results)
-    labels = unique_labels(methods)
+@dataclass(frozen=True)
+class Shown:
+    """A table of the page: its cells as texts, and which columns stand to the right."""
+
+    title: str
+    header: list[str]
+    body: list[list[str]]
+    right: list[bool]
+
+
+def shown(table: tables.Table) -> Shown:
+    return Shown(table.title, table.header, writers.cells(table), writers.numeric(table))
+
+
+@lru_cache
+def template(name: str) -> Template:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -38,36 +54,58 @@ def render(results: Sequence[Result]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    left = divergence_table(results)
-    return environment.get_template("report.html.j2").render(
+    environment.globals |= {"shape": shape, "colour": colour, "square": SQUARE}
+    return environment.get_template(name)
+
+
+def render(results: Sequence[Result], certain: Sequence[tables.Table] | None = None) -> str:
+    """The page as text.
+
+    Args:
+        certain: what `paper.certainty` gave for these results, where that was asked before.
+    """
+    labels = unique_labels(results)
+    methods = methods_of(results, labels)
+    left = divergence_table(results, labels)
+    return template("report.html.j2").render(
         subject=subject(results),
-        headline=headline(methods, labels),
-        tables=[(table, writers.cells(table), writers.numeric(table)) for table in page_tables(results)],
-        plots=plots(results, methods, labels),
-        pictures=pictures(methods, labels),
+        headline=headline(list(methods.values()), list(methods)),
+        tables=[shown(table) for table in page_tables(results, certain)],
+        plots=plots(results, labels),
+        pictures=pictures(list(methods.values()), list(methods)),
         settings=settings(results),
         definitions=results[0].content.get("definitions", {}),
         failures=[
             (label, failure["question_id"], failure["error"])
-            for label, result in zip(unique_labels(results), results, strict=True)
+            for label, result in zip(labels, results, strict=True)
             for failure in result.content.get("failures", [])
         ],
-        divergences=left if left.rows else None,
-        divergence_cells=writers.cells(left),
-        divergence_numeric=writers.numeric(left),
+        divergences=shown(left) if left.rows else None,
         version=__version__,
     )
 
 
-def page_tables(results: Sequence[Result]) -> list[tables.Table]:
+def plot_pages(results: Sequence[Result]) -> dict[str, str]:
+    """Every plot of the report as a page of its own, by its title."""
+    drawn = plots(results, unique_labels(results))
+    return {plot.title: template("plot.html.j2").render(plot=plot) for plot in drawn}
+
+
+def methods_of(results: Sequence[Result], labels: Sequence[str]) -> dict[str, Result]:
+    """By label, all results but plain decoding's; where there is nothing else, those."""
+    every = dict(zip(labels, results, strict=True))
+    return {label: result for label, result in every.items() if not paper.is_plain(result)} or every
+
+
+def page_tables(results: Sequence[Result], certain: Sequence[tables.Table] | None = None) -> list[tables.Table]:
     """The summary, how sure it is, and each figure with a row per category: long rather than wide, for screens. A
     table of its own for each block of nodes and temperature."""
     labels = unique_labels(results)
     named = {id(result): label for result, label in zip(results, labels, strict=True)}
-    found = [tables.summary(results), paper.spread(results, labels), *paper.differences(results, labels)]
+    found = [tables.summary(results), *(paper.certainty(results, labels) if certain is None else certain)]
     for figure, title, digits, with_plain in paper.FIGURES:
-        shown = [result for result in results if with_plain or not paper.is_plain(result)]
-        parts = paper.blocks(shown)  # without any method there is nothing to say of τ and speedup: both are 1
+        of = [result for result in results if with_plain or not paper.is_plain(result)]
+        parts = paper.blocks(of)  # without any method there is nothing to say of τ and speedup: both are 1
         for heading, group in parts:
             whole = f"{title}: {heading}" if len(parts) > 1 else title
             table = paper.by_category(group, figure, whole, digits)
@@ -76,17 +114,18 @@ def page_tables(results: Sequence[Result]) -> list[tables.Table]:
 
 
 def subject(results: Sequence[Result]) -> str:
-    """What was evaluated on what, for the title."""
-    targets = list(dict.fromkeys(str(result.settings.get("target", "?")) for result in results))
+    """What was evaluated on what, for the title. Spec-Bench's files do not say their target."""
+    targets = list(dict.fromkeys(str(result.settings["target"]) for result in results if result.settings.get("target")))
     asked = max(result.content["overall"].get("questions") or 0 for result in results)
-    return f"{', '.join(targets)} on {asked} questions"
+    questions = "1 question" if asked == 1 else f"{asked} questions"
+    return f"{', '.join(targets)} on {questions}" if targets else f"Answers to {questions}"
 
 
-def divergence_table(results: Sequence[Result]) -> tables.Table:
+def divergence_table(results: Sequence[Result], labels: Sequence[str]) -> tables.Table:
     """Every divergence: near-ties, and in dtypes below float32 the first of each question with its gap."""
     header = ["method", "question", "turn", "token", "top-2 gap", "gap", "noise", "verdict"]
     rows: list[list[tables.Cell]] = []
-    for label, result in zip(unique_labels(results), results, strict=True):
+    for label, result in zip(labels, results, strict=True):
         for entry in result.content.get("divergences", []):
             verdict = "near-tie" if entry["near_tie"] else "other output"
             numbers = [None if entry[name] is None else f"{entry[name]:.2e}" for name in ("top2_gap", "gap", "noise")]
@@ -95,17 +134,15 @@ def divergence_table(results: Sequence[Result]) -> tables.Table:
 
 
 def unique_labels(results: Sequence[Result]) -> list[str]:
-    """A label per result; equal ones are told apart by what differs, or numbered."""
-    extra = tables.varying(results)
+    """A label per result; equal ones are told apart by the settings in which they differ, or numbered."""
     labels = []
     for result in results:
-        label = "plain" if result.content["method"] == "autoregressive" else result.label
         rule = result.content.get("rule")
+        label = "plain" if paper.is_plain(result) else result.label
         label = f"{label} ({rule})" if rule else label
         same = [other for other in results if other.label == result.label]
-        if len(same) > 1 and extra:
-            label += ", " + ", ".join(f"{name} {tables.setting(result, key)}" for key, name in extra.items())
-        labels.append(label)
+        told = {name: tables.setting(result, dotted) for dotted, name in tables.varying(same).items()}
+        labels.append(", ".join([label, *(f"{name} {value}" for name, value in told.items() if value is not None)]))
     return [label if labels.count(label) == 1 else f"{label} #{index + 1}" for index, label in enumerate(labels)]
 
 
@@ -118,54 +155,63 @@ def headline(methods: Sequence[Result], labels: Sequence[str]) -> str:
     ]
     if not rated:
         return "No question was answered."
-    overall, label = max(rated, key=lambda entry: entry[0]["speedup"] or 0.0)
+    compared = [entry for entry in rated if entry[0]["speedup"] is not None]
+    figure = "speedup" if compared else "tokens_per_second"
+    overall, label = max(compared or rated, key=lambda entry: entry[0][figure])
     rate = f"{overall['tokens_per_second']:.1f} tokens per second"
     if only_plain(methods):
         return f"Plain decoding makes {rate}."
-    speed = f", {overall['speedup']:.2f} times plain decoding" if overall["speedup"] is not None else ""
-    first = "Fastest is" if (overall["speedup"] or 0.0) >= 1 else "Nothing here beats plain decoding; next to it comes"
-    return f"{first} {label}: {rate}{speed}, with {overall['tau']:.2f} tokens per verification."
+    tau = f", with {overall['tau']:.2f} tokens per verification" if overall["tau"] is not None else ""
+    if not compared:
+        best = f"Most tokens per second, {label}" if len(rated) > 1 else label
+        return f"{best}: {rate}{tau}. Plain decoding was not measured."
+    ends = (overall.get("intervals") or {}).get("speedup")
+    between = f" (95 % interval {ends[0]:.2f} to {ends[1]:.2f})" if ends else ""
+    first = "Fastest is" if overall["speedup"] > 1 else "Nothing here beats plain decoding; next to it comes"
+    return f"{first} {label}: {rate}, {overall['speedup']:.2f} times plain decoding{between}{tau}."
 
 
 def only_plain(methods: Sequence[Result]) -> bool:
-    return all(result.content["method"] == "autoregressive" for result in methods)
+    return all(map(paper.is_plain, methods))
 
 
-def plots(results: Sequence[Result], methods: Sequence[Result], labels: Sequence[str]) -> list[Plot]:
+def plots(results: Sequence[Result], labels: Sequence[str]) -> list[Plot]:
     """τ and speedup by category, one against the other, acceptance by position, time, training; what there is data
     for."""
-    shown = tables.answered(methods)
+    methods = methods_of(results, labels)
+    alone, among = only_plain(list(methods.values())), tables.answered(list(methods.values()))
     found = []
     kinds = [
         ("tau", "Tokens per verification by category", "τ", "nothing accepted"),
         ("speedup", "Speedup by category", "speedup", "plain decoding"),
     ]
-    if only_plain(methods):  # both are 1 everywhere
+    if alone:  # both are 1 everywhere
         kinds = [("tokens_per_second", "Tokens per second by category", "tokens/s", "")]
+    rows = [*(category.replace("_", " ") for category in among), "overall"]
     for figure, title, unit, one in kinds:
         values = {
             label: [
-                *(result.content["categories"].get(category, {}).get(figure) for category in shown),
+                *(result.content["categories"].get(category, {}).get(figure) for category in among),
                 result.content["overall"][figure],
             ]
-            for label, result in zip(labels, methods, strict=True)
+            for label, result in methods.items()
         }
-        rows = [*(category.replace("_", " ") for category in shown), "overall"]
-        found.append(dots(figure, title, unit, rows, values, one))
-    found += [] if only_plain(methods) else _tradeoffs(methods, labels)
+        if any(value is not None for column in values.values() for value in column):
+            found.append(dots(title, unit, rows, values, one))
+    found += [] if alone else _tradeoffs(methods)
     split = {
         label: {name: 1000 * seconds / tokens for name, seconds in time.items()}
-        for label, result in zip(unique_labels(results), results, strict=True)
+        for label, result in zip(labels, results, strict=True)
         if (time := result.content["overall"].get("time")) and (tokens := result.content["overall"]["tokens"])
     }
     found += [stacks("Where the time of a token goes", "milliseconds per token", split)] if split else []
-    trained = training_curves(methods, labels)
+    trained = training_curves(list(methods.values()), list(methods))
     return [*found, *([trained] if trained else [])]
 
 
-def _tradeoffs(methods: Sequence[Result], labels: Sequence[str]) -> list[Plot]:
+def _tradeoffs(methods: Mapping[str, Result]) -> list[Plot]:
     points, lines = {}, {}
-    for label, result in zip(labels, methods, strict=True):
+    for label, result in methods.items():
         overall = result.content["overall"]
         known = overall.get("intervals") or {}
         if overall["tau"] is not None and overall["speedup"] is not None:

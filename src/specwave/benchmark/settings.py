@@ -8,16 +8,18 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from specwave.artifacts import UserError
 from specwave.benchmark.answers import differences, read_answers
 from specwave.benchmark.questions import Benchmark, Question, fingerprint
 from specwave.benchmark.results import Baseline, load_results, save_results
-from specwave.decoding import Sampling
-from specwave.target import Target
+
+if TYPE_CHECKING:
+    import torch
+
+    from specwave.decoding import Sampling
+    from specwave.target import Target
 
 _NAMES = ("target (", "benchmark.name (")  # names may differ: fingerprints say whether it is the same thing
 
@@ -31,6 +33,8 @@ def shared_settings(
     batch_invariant: bool = False,
 ) -> dict[str, Any]:
     """Target, machine, limits and questions, as plain values: equal for all methods of a run."""
+    import torch  # here: a report over settings that were measured needs none
+
     return {
         "target": target.name,
         "fingerprint": target.fingerprint,
@@ -77,6 +81,8 @@ def _named(value: Any) -> Any:
 def device_name(device: torch.device) -> str:
     """The GPU's or CPU's name: times of two machines are not compared."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.get_device_name(device)
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -88,8 +88,8 @@ def names(result: Result) -> list[Cell]:
     layers = content.get("layers")
     return [
         METHODS.get(content["method"], content["method"]),
-        ", ".join(map(str, layers)) if layers else MISSING,
-        content.get("rule") or MISSING,
+        ", ".join(map(str, layers)) if layers else None,
+        content.get("rule"),
     ]
 
 
@@ -111,7 +111,7 @@ def summary(results: Sequence[Result]) -> Table:
                 overall["tau"],
                 overall["tokens_per_second"],
                 overall["speedup"],
-                None if exact is None else f"{100 * exact:.1f} %",
+                None if exact is None else _share(exact),
                 overall["near_ties"],
             ]
         )
@@ -122,6 +122,11 @@ def summary(results: Sequence[Result]) -> Table:
         [[row[place] for place in kept] for row in rows],
         [digits[place] for place in kept],
     )
+
+
+def _share(exact: float) -> str:
+    """100 % is said of all only."""
+    return f"{100 * exact if exact == 1 else min(100 * exact, 99.9):.1f} %"
 
 
 def _count(overall: dict[str, Any]) -> Cell:
@@ -143,6 +148,6 @@ def upright(table: Table, labels: Sequence[str]) -> Table:
     """A table of categories on its side: a row per category, a column per method."""
     figures, digits = table.header[table.names :], table.digits[-1]
     rows: list[list[Cell]] = [
-        [name, *(row[table.names + place] for row in table.rows)] for place, name in enumerate(figures)
+        [name.replace("_", " "), *(row[place] for row in table.rows)] for place, name in enumerate(figures, table.names)
     ]
     return Table(table.title, ["category", *labels], rows, [0] + [digits] * len(labels))

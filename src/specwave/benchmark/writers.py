@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from typing import Any
 
 from specwave.benchmark.paper import nodes
 from specwave.benchmark.results import Result
@@ -53,13 +54,18 @@ def markdown(found: Sequence[Table]) -> str:
     parts = []
     for table in found:
         marks = ["---:" if flush else "---" for flush in numeric(table)]
-        lines = [table.header, marks]
+        lines = [[_cell(name) for name in table.header], marks]
         for place, row in enumerate(cells(table)):
             if place in table.blocks:
                 lines.append([f"**{table.blocks[place]}**", *[""] * (len(table.header) - 1)])
-            lines.append([entry.replace("|", "\\|") for entry in row])
+            lines.append([_cell(entry) for entry in row])
         parts.append(f"## {table.title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
     return "\n\n".join(parts) + "\n"
+
+
+def _cell(entry: str) -> str:
+    """Labels and categories are the user's: a bar or a new line would end the cell."""
+    return " ".join(entry.split()).replace("|", "\\|")
 
 
 def latex(found: Sequence[Table]) -> str:
@@ -99,27 +105,58 @@ def _escaped(entry: str) -> str:
 
 
 def as_csv(results: Sequence[Result]) -> str:
-    """One line per method, every figure at full precision, the settings beside them."""
+    """One line per result, as `records` has them."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerows(records(results))
+    return stream.getvalue()
+
+
+def records(results: Sequence[Result]) -> list[list[Any]]:
+    """A header and a row per result: every figure at full precision, the settings beside them."""
     shown = answered(results)
     figures = ("tau", "tau_per_question", "tokens", "rounds", "tokens_per_second", "tokens_per_second_per_question",
                "seconds_per_token", "speedup", "speedup_per_question", "peak_memory_bytes", "exact_match_rate",
                "near_ties")  # fmt: skip
     spread = ("tau", "tokens_per_second", "speedup")
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(
+    found: list[list[Any]] = [
         ["label", "method", "layers", "rule", *SETTINGS, "tokens_a_round", "questions", "failed", *figures]
         + [f"{figure}.{end}" for figure in spread for end in ("low", "high")]
         + [f"{figure}.{category}" for figure in spread for category in shown]
-    )
+    ]
     for result in results:
         content, overall = result.content, result.content["overall"]
-        row = [result.label, content["method"], " ".join(map(str, content.get("layers") or [])), content.get("rule")]
+        layers = " ".join(map(str, content.get("layers") or []))
+        row: list[Any] = [result.label, content["method"], layers, content.get("rule")]
         row += [setting(result, dotted) for dotted in SETTINGS]
         row += [nodes(result), *(overall.get(name) for name in ("questions", "failed", *figures))]
         for figure in spread:
             row += (overall.get("intervals") or {}).get(figure) or [None, None]
         for figure in spread:
             row += [content["categories"].get(category, {}).get(figure) for category in shown]
-        writer.writerow(row)
-    return stream.getvalue()
+        found.append(row)
+    return found
+
+
+BLOCK = ("questions", "failed", "tau", "tokens", "rounds", "tokens_per_second", "speedup", "exact_match_rate")
+
+
+def by_category(results: Sequence[Result]) -> list[list[Any]]:
+    """A header and a row per result and category with answers, at full precision."""
+    found: list[list[Any]] = [["label", "method", "category", *BLOCK]]
+    for result in results:
+        for category, part in result.content["categories"].items():
+            if part.get("tokens"):
+                figures = (part.get(name) for name in BLOCK)
+                found.append([result.label, result.content["method"], category, *figures])
+    return found
+
+
+def figures(results: Sequence[Result]) -> dict[str, float]:
+    """The main figures of every method by `<label>/<figure>`; of equal labels the last one's."""
+    return {
+        f"{result.label}/{name}": value
+        for result in results
+        for name in ("tau", "tokens_per_second", "speedup", "exact_match_rate")
+        if (value := result.content["overall"].get(name)) is not None
+    }

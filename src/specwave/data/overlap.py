@@ -51,6 +51,11 @@ class Index:
             if len(words) >= LENGTH:
                 self.anchors.update(" ".join(words[at : at + _ANCHOR]) for at in range(len(words) - _ANCHOR + 1))
 
+    @property
+    def comparable(self) -> int:
+        """Questions with a turn of `LENGTH` words or more."""
+        return len({name for name, words in zip(self.names, self.texts, strict=True) if len(words) >= LENGTH})
+
     def matches(self, sample: str, words: Sequence[str]) -> Iterator[Match]:
         """The longest runs that a text's words share with the questions, each once per place in a question."""
         for anchor in range(0, len(words) - _ANCHOR + 1, _ANCHOR):
@@ -69,9 +74,13 @@ class Index:
 
 @dataclass
 class Overlap:
-    """Which questions share text with the training data, and of each the longest run."""
+    """Which questions share text with the training data, and of each the longest run.
+
+    `comparable` of the `questions` are long enough to share a run at all: shares are of these.
+    """
 
     questions: int
+    comparable: int
     hit: dict[str, Match]
 
     def longest(self, count: int = 5) -> list[Match]:
@@ -82,8 +91,9 @@ class Overlap:
         return {
             "words_in_a_row": LENGTH,
             "questions": self.questions,
+            "questions_too_short": self.questions - self.comparable,
             "questions_hit": len(self.hit),
-            "share": len(self.hit) / self.questions if self.questions else 0.0,
+            "share": len(self.hit) / self.comparable if self.comparable else 0.0,
             "longest": [asdict(match) for match in self.longest()],
         }
 
@@ -96,7 +106,7 @@ def overlap(
     Of runs of equal length in one question the first is kept.
     """
     indices = {name: Index(questions) for name, questions in benchmarks.items()}
-    found = {name: Overlap(len(set(index.names)), {}) for name, index in indices.items()}
+    found = {name: Overlap(len(set(index.names)), index.comparable, {}) for name, index in indices.items()}
     for sample, text in samples:
         words = words_of(text)
         for name, index in indices.items():

@@ -24,6 +24,7 @@ from specwave.decoding.laps import Laps
 from specwave.decoding.presence import Presence
 from specwave.decoding.protocol import BaseProposer, Context, Proposer, Verdict
 from specwave.decoding.request import Prompts, Request, check_request, noise_keys
+from specwave.decoding.resume import verify
 from specwave.decoding.sampling import Sampling, choose
 from specwave.decoding.stops import Ends
 from specwave.decoding.text import Detokeniser
@@ -252,7 +253,8 @@ def _verify(
         sees = ancestors(above, depth)
         positions = starts[:, None] + sees.sum(-1) - 1
         positions = positions.clamp(max=session.target.max_length - 1)  # pads of a row at the end of the context
-        output = _forward(session, tokens.clamp(min=0), positions, sees, contexts, trees, wants)
+        slots = [context.slot for context in contexts]
+        output = verify(session, tokens.clamp(min=0), positions, sees, slots, trees, wants)
         clock.lap("verify_seconds")
         drafted = Nodes(tokens, above, sees, positions + 1, sequences, depth, seen)
         paths, finals, drafts, levels = _accept(drafted, parents, output, trees, contexts, request.sampling)
@@ -277,29 +279,6 @@ def _verify(
     if presence is not None:
         presence.add([(verdict.context.row, verdict.tokens) for verdict in verdicts])
     return verdicts
-
-
-def _forward(
-    session: Session,
-    tokens: Tensor,
-    positions: Tensor,
-    sees: Tensor,
-    contexts: Sequence[Context],
-    trees: Sequence[Tree],
-    wants: Wants,
-) -> Output:
-    """The verification forward; from a later block on where every row's tree says that the earlier ones have run and no
-    state of theirs is wanted."""
-    resumes = [tree.resume for tree in trees]
-    first = resumes[0]
-    earlier = first is not None and any(layer < first.block for layer in (*wants.blocks, *wants.attentions))
-    if first is None or earlier or any(resume is None or resume.block != first.block for resume in resumes):
-        return session.forward(tokens, positions, sees, wants=wants)
-    hidden = first.hidden.new_zeros(*tokens.shape, first.hidden.shape[-1])
-    for context, resume in zip(contexts, resumes, strict=True):
-        assert resume is not None
-        hidden[context.slot, : len(resume.hidden)] = resume.hidden
-    return session.forward(None, positions, sees, start_block=first.block, hidden=hidden, wants=wants)
 
 
 def _accept(

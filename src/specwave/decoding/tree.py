@@ -11,7 +11,7 @@ A worked example, drafts a, b below the root r and c below a:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,10 +20,20 @@ from torch import Tensor
 @dataclass
 class Resume:
     """Where verification may go on: blocks 0…block−1 have run on the tree's tokens, their keys and values lie in the
-    session's cache behind the committed ones, and `hidden` [K, D] is block `block`−1's output for root and drafts."""
+    session's cache behind the committed ones, and `hidden` [K, D] is block `block`−1's output for root and drafts.
+    `blocks` has outputs [K, D] of yet earlier blocks, for methods that want them of every verified node."""
 
     block: int
     hidden: Tensor
+    blocks: dict[int, Tensor] = field(default_factory=dict)
+
+    def output(self, layer: int) -> Tensor | None:
+        """An earlier block's output [K, D]; None if it was not kept."""
+        return self.hidden if layer == self.block - 1 else self.blocks.get(layer)
+
+    def first(self, count: int) -> Resume:
+        """The same of the first `count` nodes."""
+        return Resume(self.block, self.hidden[:count], {layer: each[:count] for layer, each in self.blocks.items()})
 
 
 @dataclass
@@ -35,7 +45,7 @@ class Tree:
     known to those who draft level by level: no draft lies deeper below the root, so that nobody need look.
 
     Raises:
-        ValueError: not a parent for every draft.
+        ValueError: not a parent for every draft; states to go on from that are not those of root and drafts.
     """
 
     tokens: Tensor
@@ -47,6 +57,10 @@ class Tree:
     def __post_init__(self) -> None:
         if self.parents.shape != self.tokens.shape:
             raise ValueError(f"{len(self.tokens)} drafts with {len(self.parents)} parents")
+        if self.resume is not None:
+            counts = {len(states) for states in (self.resume.hidden, *self.resume.blocks.values())}
+            if counts != {len(self.tokens) + 1}:
+                raise ValueError(f"{len(self.tokens)} drafts and their root with states of {sorted(counts)} nodes")
 
     @staticmethod
     def empty(device: torch.device | str = "cpu") -> Tree:
@@ -100,7 +114,8 @@ class Tree:
         if levels >= (len(self) if self.depth is None else self.depth):  # a tree is never deeper than it is large
             return self
         if levels <= 0:
-            return Tree.empty(self.tokens.device)
+            none = self.tokens[:0]
+            return Tree(none, none, resume=None if self.resume is None else self.resume.first(1))
         self.check()
         depth = ancestors(nodes(self)[1][None])[0].sum(-1)[1:] - 1
         keep = (depth <= levels).nonzero()[:, 0]
@@ -108,7 +123,7 @@ class Tree:
         place[keep] = torch.arange(len(keep), device=keep.device)  # place[-1] stays −1: the root
         resume = None  # whose keys lie in the cache in the order of the nodes: good for as long as the last ones go
         if self.resume is not None and torch.equal(keep, torch.arange(len(keep), device=keep.device)):
-            resume = Resume(self.resume.block, self.resume.hidden[: len(keep) + 1])
+            resume = self.resume.first(len(keep) + 1)
         q = None if self.q is None else self.q[keep]
         return Tree(self.tokens[keep], place[self.parents[keep]], q, resume, levels)
 

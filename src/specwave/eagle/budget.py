@@ -6,17 +6,19 @@ widths and V_d vocabulary of a drafter, k layers it reads, U all layers that are
 products are bf16, else 4; b bytes of a number of the target.
 
     target         b·parameters, and b·V·D more where a tied head is packed beside the embedding (CPU)
-    weights        4·P; 2·P with DeepSpeed in bf16, and 1/W of it under ZeRO-3
-    gradients      as many; 1/W of it under ZeRO-2 and 3
-    optimiser      8·P for the two moments, 4·P for float32 weights where the others are bf16; 1/W of it under ZeRO
+    weights        4·P; 2·P with DeepSpeed in bf16, and 1/W of it under ZeRO-3; 4·P and 1/W of it under FSDP
+    gradients      as many; 1/W of it under ZeRO-3, and under ZeRO-2 for one drafter
+    optimiser      8·P for the two moments, 4·P for float32 weights where the others are bf16; 1/W of it when cut up
     cast weights   2·P where autocast keeps bf16 copies
     states         b·t·D for each layer of U and block N−1, and for the embedding
     distributions  4·n·V_d, float32, shared by all drafters
-    activations    of each drafter: per key k·D·a + (8·H + 2·C)·a; per slot and step what `per_slot` counts
-    head           of each drafter: its gradient, made on the way forward, 4·V_d·H; and 16·V_d for each row of a chunk
+    activations    of one drafter: per key k·D·a + (8·H + 2·C)·a; per slot and step what `per_slot` counts
+    head           of one drafter: its gradient, made on the way forward, 4·V_d·H; and 16·V_d for each row of a chunk
 
-A sum of what lives at the same time at the end of the forward pass, which is where the peak is; the target's own pass
-lies before it. `test_budget.py` holds it against measured peaks.
+A sum of what lives at the same time at the end of the last drafter's forward pass, which is where the peak is; the
+target's own pass lies before it. Each of several drafters takes its gradients before the next one begins, so that of
+activations and heads the largest counts; under ZeRO-3 and FSDP, where all share one backward pass, their sum does.
+`test_preflight.py` holds it against measured peaks.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class Plan:
     checkpointing: bool = False
     zero: int = 0  # stage of DeepSpeed; 0: all is in every process
     offload: str = "none"  # none | optimizer | all
+    sharded: bool = False  # FSDP: cut up between steps, whole within one
     processes: int = 1
     device: str = "cuda"
 
@@ -109,29 +112,31 @@ def memory(plan: Plan) -> dict[str, int]:
     if plan.device == "cpu" and arch.tie_embeddings:
         target += plan.target_bytes * arch.vocab_size * arch.hidden_size
     narrow = 2 if plan.zero and plan.mixed else 4
-    share = plan.processes if plan.zero else 1
+    share = plan.processes if plan.zero or plan.sharded else 1
+    own = 4 * parameters // plan.processes if plan.sharded else 0  # the own part beside what is whole
     weights = 0 if plan.offload == "all" else narrow * parameters // (share if plan.zero == 3 else 1)
     states = (8 if narrow == 4 else 12) * parameters // share
-    activations = head = 0.0
+    activations, heads = [], []
     for config in plan.drafters:
         keys = a * (len(config.layers) * config.target_hidden_size + 8 * config.hidden_size)
         keys += 2 * a * config.num_kv_heads * config.head_dim
         kept = per_slot(config, a) * (1 if plan.checkpointing else plan.steps)
         kept += a * config.hidden_size * plan.steps * plan.checkpointing
-        activations += plan.tokens * keys + plan.slots * kept
-        head += 4 * config.draft_vocab_size * config.hidden_size
+        activations.append(plan.tokens * keys + plan.slots * kept)
+        heads.append(4 * config.draft_vocab_size * config.hidden_size)
+    together = sum if plan.zero == 3 or plan.sharded else max
     widest = max(config.draft_vocab_size for config in plan.drafters)
     rows = min(CHUNK[plan.device], int(plan.slots * plan.steps) or 1)
     return {
         "target": target,
-        "weights": weights,
-        "gradients": narrow * parameters // (share if plan.zero > 1 else 1),
+        "weights": weights + own,
+        "gradients": narrow * parameters // (share if plan.zero > (1 if len(plan.drafters) == 1 else 2) else 1) + own,
         "optimiser": states if plan.offload == "none" else 0,
         "cast weights": 2 * parameters if plan.mixed and not plan.zero else 0,
         "states": plan.target_bytes * plan.tokens * arch.hidden_size * (plan.layers + 1),
         "distributions": int(4 * plan.slots * widest),
-        "activations": int(activations),
-        "head": int(head) + 16 * widest * rows,
+        "activations": int(together(activations)),
+        "head": int(together(heads)) + 16 * widest * rows,
     }
 
 

@@ -53,6 +53,8 @@ class Export:
     """`export` in conf/train.yaml."""
 
     format: Literal["engines", "speculators"] = "engines"
+    push_to_hub: str | None = None
+    private: bool = True
 
 
 def write_drafter(
@@ -109,7 +111,7 @@ def write_drafter(
         "data": data or {},
         "training": training or {},
     }
-    write_text(folder / "README.md", readme(card))
+    write_text(folder / "README.md", readme(card, target.source))
     write_json(folder / "card.json", card)
     return warnings
 

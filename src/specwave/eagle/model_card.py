@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 _SERVED = {
     "vllm": "`config.json` names the layers as vLLM counts them (`eagle_aux_hidden_state_layer_ids`, block inputs).",
     "sglang": "`config.json` names the layers as SGLang counts them (nested in `eagle_config`, block outputs).",
 }
-_NOT_RUN = (
-    "Neither was run on these very files: that the format loads in vLLM and gives the target's own text was checked "
-    "with other drafters of the same layout; SGLang was not run at all."
-)
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def readme(card: dict[str, Any]) -> str:
-    """Markdown with the front matter that hubs read."""
+def readme(card: dict[str, Any], source: str = "") -> str:
+    """Markdown with the front matter that hubs read; `source`: where the target lies, named where that is a hub."""
     target, training, data = card["target"], card["training"], card["data"]
     layers = ", ".join(map(str, card["layers"]))
+    base = source if _HUB_ID.fullmatch(source) and not Path(source).exists() else ""
     lines = [
         "---",
         "library_name: specwave",
+        "license: other",
+        *([f"base_model: {base}"] if base else []),
         "tags: [speculative-decoding, eagle3]",
         "---",
         "",
         f"# EAGLE-3 drafter for {target['name']}, layers {layers}",
         "",
         f"Reads the outputs of blocks {layers} (of {target['num_layers']}, counted from 0) of the frozen target, "
-        f"fingerprint `{target['fingerprint']}`; specwave refuses it for another one.",
+        f"fingerprint `{target['fingerprint']}`; specwave refuses it for another one.{_switched(card)}",
         "",
         *_acceptance(training),
         "## Training",
@@ -45,10 +47,49 @@ def readme(card: dict[str, Any]) -> str:
         *(f"- {engine}: {_SERVED[engine]}" for engine in card["serves"]),
         *(f"- {warning}" for warning in card["warnings"]),
         "",
-        _NOT_RUN,
+        *_command(card, base or "<the target>"),
+        "## What was run, and what was not",
+        "",
+        *(f"- {line}" for line in _run(card)),
         "",
     ]
     return "\n".join(lines)
+
+
+def _switched(card: dict[str, Any]) -> str:
+    """EAGLE-3.1's switches that are on, and the padding."""
+    on, spare = [f"`{name}`" for name, value in card["switches"].items() if value], card["padding_layer"]
+    said = f" On are {', '.join(on)}." if on else ""
+    if spare is not None:
+        said += f" The files name layer {spare} too: it is unused, its columns of `fc` are zero."
+    return said
+
+
+def _command(card: dict[str, Any], base: str) -> list[str]:
+    """How vLLM is started with it."""
+    if card["format"] == "speculators":
+        return ["```", "vllm serve <this folder or repository>", "```", ""]
+    drafts = card["training"].get("steps", 3)
+    settings = f'{{"method": "eagle3", "model": "<this folder or repository>", "num_speculative_tokens": {drafts}}}'
+    return ["```", f"vllm serve {base} --speculative-config '{settings}'", "```", ""]
+
+
+def _run(card: dict[str, Any]) -> list[str]:
+    """What is known of these files and of others of their layout, an engine a line."""
+    measured = bool(card["training"].get("validation"))
+    lines = ["specwave: " + ("validated with these weights." if measured else "not run with these weights.")]
+    if card["format"] == "speculators":
+        lines.append("vLLM: not run with files of this format.")
+    else:
+        lines.append(
+            "vLLM: not run with these files. Its CPU build (0.32) has loaded a drafter of three layers in this layout, "
+            "without switches, and gave the target's own text. `benchmarks/peers/vllm_cpu.py <this folder>`, in "
+            "specwave's repository, loads this one and compares text and acceptance with specwave's."
+        )
+    lines.append(
+        "SGLang was not run at all: how its public code (0.5.23) reads `config.json` is re-enacted in specwave's tests."
+    )
+    return lines
 
 
 def _acceptance(training: dict[str, Any]) -> list[str]:

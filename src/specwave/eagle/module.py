@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from specwave.artifacts import UserError
 from specwave.eagle import world
 from specwave.eagle.drafter import Eagle3Drafter
+from specwave.eagle.gradients import take
 from specwave.eagle.loss import Outcome, ttt_loss
 from specwave.eagle.options import Eagle3
 from specwave.eagle.slots import counting_slots
@@ -94,22 +95,31 @@ class GroupTraining(pl.LightningModule):
             )
 
     def _outcomes(self, batch: dict[str, Any]) -> dict[str, Outcome]:
-        read, options, outcomes = self.read(batch), self.options, {}
+        """Of every drafter that still learns. In training each of several takes its gradients before the next one
+        begins, unless the engine holds the weights in parts: activations of one drafter at a time."""
+        read, outcomes = self.read(batch), {}
+        apart = self.training and len(self.drafters) > 1 and not self.engine.parted
         normaliser = self._normaliser(read, batch)
         for name, drafter in self.drafters.items():
             if self.training and name in self.stopped:
                 continue
-            outcomes[name] = ttt_loss(
-                drafter,  # type: ignore[arg-type]
-                read,
-                options.steps,
-                options.decay,
-                normaliser,
-                loss=options.loss,
-                count_from=options.count_from,
-                checkpointing=options.checkpointing,
-            )
+            outcome = outcomes[name] = self._outcome(name, read, normaliser)
+            if apart:
+                outcome.loss = take(outcome.loss, list(drafter.parameters()))
         return outcomes
+
+    def _outcome(self, name: str, read: TargetBatch, normaliser: Tensor | str) -> Outcome:
+        options = self.options
+        return ttt_loss(
+            self.drafters[name],  # type: ignore[arg-type]
+            read,
+            options.steps,
+            options.decay,
+            normaliser,
+            loss=options.loss,
+            count_from=options.count_from,
+            checkpointing=options.checkpointing,
+        )
 
     def _normaliser(self, read: TargetBatch, batch: dict[str, Any]) -> Tensor | str:
         """What a step's sum is divided by; in several processes one number for all of them, [S]."""
@@ -139,6 +149,7 @@ class GroupTraining(pl.LightningModule):
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         outcomes, losses = self._outcomes(batch), []
+        self._sound.clear()  # a drafter that has taken its gradients has been looked at; of its loss more is said below
         finite = self._finite({name: outcome.loss.detach() for name, outcome in outcomes.items()}, "loss")
         for name in finite:
             self._tallies[name].add(outcomes[name])
@@ -181,10 +192,8 @@ class GroupTraining(pl.LightningModule):
                 group["lr"] = 0.0 if group["name"] in self.stopped else group["lr"]
             return
         going = {name: drafter for name, drafter in self.drafters.items() if name not in self.stopped}
-        norms = {
-            name: torch.nn.utils.clip_grad_norm_(drafter.parameters(), self.options.clip)
-            for name, drafter in going.items()
-        }
+        clip: Callable[..., Tensor] = world.clip_parts if self.engine.parted else torch.nn.utils.clip_grad_norm_
+        norms = {name: clip(drafter.parameters(), self.options.clip) for name, drafter in going.items()}
         for name in self._finite(norms, "gradient"):
             self._norms[name] = float(norms[name])
         for name in self.stopped:

@@ -6,7 +6,7 @@ drafters, nor about who started the processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -23,11 +23,13 @@ class Engine:
     """What the engine that runs the training takes into its own hands.
 
     `clips`: gradients are summed, clipped and applied inside it, all drafters' together, and are seen nowhere else
-    (ZeRO). `whole(module)`: within it the module's weights are whole in every process; all of them must enter.
-    `norm`: after a step, the norm of all gradients before they were clipped.
+    (ZeRO). `parted`: weights too are whole only while a module runs (ZeRO-3, FSDP), so that gradients come from its own
+    backward pass alone. `whole(module)`: within it the module's weights are whole in every process; all of them must
+    enter. `norm`: after a step, the norm of all gradients before they were clipped.
     """
 
     clips: bool = False
+    parted: bool = False
     whole: Callable[[nn.Module], AbstractContextManager[Any]] = nullcontext
     norm: Callable[[], float] | None = None
 
@@ -49,6 +51,17 @@ def total(x: Tensor) -> Tensor:
     carried = x.to("cuda" if "nccl" in dist.get_backend() else "cpu", copy=True)
     dist.all_reduce(carried)
     return carried.to(x.device)
+
+
+def clip_parts(parameters: Iterable[Tensor], largest: float) -> Tensor:
+    """`clip_grad_norm_` where each process holds a part of the gradients: their norm, of all parts together."""
+    held = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    own = [part.float().square().sum() for part in held if part.numel()]
+    where = held[0].device if held else torch.device("cuda" if "nccl" in dist.get_backend() else "cpu")
+    norm = total(torch.stack(own).sum() if own else torch.zeros((), device=where)).sqrt()
+    for part in held:
+        part.mul_((largest / (norm + 1e-6)).clamp(max=1.0))
+    return norm
 
 
 def anywhere(flags: Tensor) -> Tensor:

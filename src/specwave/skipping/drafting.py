@@ -40,7 +40,8 @@ def draft_chains(contexts: Sequence[Context], kept: Sequence[bool], gamma: int, 
     """Each row's chain of at most γ drafts, int64; drafting goes on until every row has stopped.
 
     Keys and values of drafts go behind the committed ones and are given up by roll-back: verification overwrites them.
-    One transfer to the host per step, none where the stop rule is idle.
+    One transfer to the host per step, none where the stop rule is idle. The rule is asked behind the last step too: it
+    may learn from all probabilities.
     """
     session, sampling = contexts[0].session, contexts[0].sampling
     device, batch = session.target.device, session.batch
@@ -70,13 +71,11 @@ def draft_chains(contexts: Sequence[Context], kept: Sequence[bool], gamma: int, 
             token_R, processed_RV = choose_coupled(logits_RV, sampling, sequences, first + step, seen_RV)
             drafts.append(token_R)
             counts = [count + on for count, on in zip(counts, going, strict=True)]
-            if step + 1 == steps:
-                break
             if not stop.idle:
-                ends = stop.ends(_probability(processed_RV, token_R).tolist())
+                ends = stop.ends(contexts, _probability(processed_RV, token_R).tolist())
                 going = [on and not end for on, end in zip(going, ends, strict=True)]
-                if not any(going):
-                    break
+            if step + 1 == steps or not any(going):
+                break
             session.advance(live)
             tokens_B = token_R if every else tokens_B.index_put((torch.tensor(slots, device=device),), token_R)
             if seen_RV is not None:

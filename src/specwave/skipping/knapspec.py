@@ -9,37 +9,34 @@ States are captured in the rounds of a window only. With window = 5 and every = 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from specwave.artifacts import UserError, append_lines
+from specwave.artifacts import UserError
 from specwave.decoding import Context, Verdict
-from specwave.decoding.loop import ROOM
 from specwave.skipping.latency import Latency
+from specwave.skipping.logs import Logged, longest
 from specwave.skipping.measure import latency
-from specwave.skipping.planner import Planner, longest
+from specwave.skipping.planner import Planner
 from specwave.skipping.plans import Plan, read_plan
 from specwave.skipping.proposer import SelfSpeculation
-from specwave.skipping.stops import Below
+from specwave.skipping.settings import SelfDecoding
 from specwave.skipping.windows import Watch, every_sub_layer
 from specwave.target import Target, Wants
 
 
 @dataclass(frozen=True)
-class KnapSpecDecoding:
+class KnapSpecDecoding(SelfDecoding):
     """`decoding=knapspec`: how plans are made, when they are made anew, and how far drafts go.
 
     `gamma`: the most drafts per round; how many pay is chosen with the plan, unless `fixed_gamma`. `plan`: a file with
-    a kept set, which is then never changed. `batch_invariant` is the loop's.
+    a kept set, which is then never changed.
     """
 
-    gamma: int = 8
     fixed_gamma: bool = False
-    stop: float = 0.7
     adapt: bool = True
     window: int = 5
     every: int = 64
@@ -51,56 +48,44 @@ class KnapSpecDecoding:
     plan: str | None = None
     latency: str | None = None
     contexts: list[int] | None = None
-    batch_invariant: bool = False
 
-    needs_checkpoint = False
     label = "knapspec"
 
     def __post_init__(self) -> None:
-        def refuse(name: str, rule: str) -> None:
-            raise UserError(f"decoding.{name}", getattr(self, name), rule)
-
-        if not 1 <= self.gamma <= ROOM:
-            refuse("gamma", f"must be 1 to {ROOM}, the drafts that one round can verify")
-        if not 0.0 <= self.stop <= 1.0:
-            refuse("stop", "is a probability, 0 (chains are never ended early) to 1")
+        super().__post_init__()
         if self.window < 1:
-            refuse("window", "a plan is made on at least 1 round")
+            self.refuse("window", "a plan is made on at least 1 round")
         if self.every < self.window:
-            refuse("every", f"must be at least decoding.window={self.window}, the rounds watched before a plan")
+            self.refuse("every", f"must be at least decoding.window={self.window}, the rounds watched before a plan")
         if not self.growth > 0.0:
-            refuse("growth", "is a share of the context, above 0: 0.25 plans again when it is a quarter longer")
+            self.refuse("growth", "is a share of the context, above 0: 0.25 plans again when it is a quarter longer")
         if self.plan_share is not None and not self.plan_share > 0.0:
-            refuse("plan_share", "is a share of decoding time, above 0; null lets plans cost what they cost")
+            self.refuse("plan_share", "is a share of decoding time, above 0; null lets plans cost what they cost")
         if not 0.0 < self.budget < 1.0:
-            refuse("budget", "the share of all weight that may be skipped: above 0, and below 1, which keeps nothing")
+            rule = "the share of all weight that may be skipped: above 0, and below 1, which keeps nothing"
+            self.refuse("budget", rule)
         if not -1.0 <= self.prune < 1.0:
-            refuse("prune", "is a cosine: must be at least -1 and below 1")
+            self.refuse("prune", "is a cosine: must be at least -1 and below 1")
         if not 1 <= self.resolution <= 16:
-            refuse("resolution", "must be 1 (the paper's weights) to 16")
+            self.refuse("resolution", "must be 1 (the paper's weights) to 16")
         if self.contexts is not None and self.latency is not None:
-            refuse("contexts", "decoding.latency names times that were measured: leave one of them null")
+            self.refuse("contexts", "decoding.latency names times that were measured: leave one of them null")
 
     def build(self, target: Target, checkpoint: Any = None, allow_other_target: bool = False) -> SelfSpeculation:
         """A proposer for `target`. Its latency model is read, or measured now, before anything is timed."""
         fixed = None if self.plan is None else read_plan(self.plan, target.num_layers, self.gamma)
-        if fixed is not None and fixed.gamma > ROOM:
-            raise UserError("decoding.plan", self.plan, f"its gamma is {fixed.gamma}: one round verifies {ROOM}")
         costs = latency(target, self.contexts, self.latency, self.batch_invariant)
-        return SelfSpeculation(target, self, KnapSpec(target, self, costs, fixed), Below(self.stop))
+        return self.compose(target, KnapSpec(target, self, costs, fixed))
 
 
-class KnapSpec:
-    """The source of KnapSpec's plans.
-
-    Attributes:
-        log: one row per plan made, over all decodings: where, what, expected, and what it took.
-    """
+class KnapSpec(Logged):
+    """The source of KnapSpec's plans."""
 
     scope: Literal["sequence", "stream"] = "sequence"
 
     def __init__(self, target: Target, settings: KnapSpecDecoding, costs: Latency, fixed: Plan | None = None):
-        self.target, self.settings, self.costs, self.fixed = target, settings, costs, fixed
+        super().__init__(target)
+        self.settings, self.costs, self.fixed = settings, costs, fixed
         gammas = [settings.gamma] if settings.fixed_gamma else range(1, settings.gamma + 1)
         self.planner = Planner(target, costs, gammas, settings.budget, settings.prune, settings.resolution)
         weights = self.planner.weights(costs.contexts[0])
@@ -109,8 +94,6 @@ class KnapSpec:
             raise UserError("decoding.budget", settings.budget, rule)
         self.everything = every_sub_layer(target.num_layers)
         self.watch = Watch(target)
-        self.log: list[dict[str, Any]] = []
-        self._logged = 0
         self.begin([])
 
     def begin(self, contexts: Sequence[Context]) -> None:
@@ -190,32 +173,21 @@ class KnapSpec:
         self.planned_round, self.planned_length = self.rounds, longest(contexts)
         self.watching = False
         self.watch.clear()
-        self.log.append(
-            {
-                "sequences": [context.sequence for context in contexts],
-                "round": self.rounds,
-                "context": self.planned_length,
-                **self.present.describe(),
-                "skipped_attention_share": self.present.skipped_attention_share,
-                "plain_rate": 1 / self.costs.t_target(len(contexts), self.planned_length),
-                "window_tokens": len(evidence.tokens),
-                "seconds": time.perf_counter() - began,
-                "expected_seconds": expected,
-                "decoded_seconds": self.decoded,
-            }
+        self.note(
+            contexts,
+            self.rounds,
+            self.present,
+            time.perf_counter() - began,
+            plain_rate=1 / self.costs.t_target(len(contexts), self.planned_length),
+            window_tokens=len(evidence.tokens),
+            expected_seconds=expected,
+            decoded_seconds=self.decoded,
         )
 
     def report(self, folder: Path) -> None:
-        """Into an answers' folder: latency.json with its picture, and the plans made since the last report added to
-        plans.jsonl, with a picture of all that it holds."""
-        from specwave.skipping.figures import latency_figure, skipped_figure  # matplotlib takes a while to import
+        """Into an answers' folder: latency.json with its picture, plans.jsonl with its."""
+        from specwave.skipping.figures import latency_figure  # matplotlib takes a while to import
 
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / "plans.jsonl", "a", encoding="utf-8") as stream:
-            append_lines(stream, self.log[self._logged :])
-        self._logged = len(self.log)
+        super().report(folder)
         self.costs.save(folder / "latency.json")
         latency_figure(folder / "latency", self.costs, f"{self.target.name}, {str(self.target.dtype)[6:]}")
-        lines = (folder / "plans.jsonl").read_text(encoding="utf-8").splitlines()
-        if lines:
-            skipped_figure(folder / "skipped", [json.loads(line) for line in lines], f"{self.target.name}: plans")

@@ -11,6 +11,7 @@ from specwave.decoding import Context
 from specwave.skipping.drafting import agreement
 from specwave.skipping.knapsack import integer_weights
 from specwave.skipping.latency import Latency
+from specwave.skipping.logs import longest
 from specwave.skipping.plans import Plan
 from specwave.skipping.search import forced_ends, largest_batches, search
 from specwave.skipping.tpt import fastest
@@ -75,8 +76,3 @@ class Planner:
         weights = self.weights(context)
         branches = largest_batches(weights, self.limit(weights), forced_ends(self.target.num_layers))
         return self.latency.t_search([count * tokens for count in branches], branches[-1] * tokens, context)
-
-
-def longest(contexts: Sequence[Context]) -> int:
-    """Tokens of the longest row."""
-    return max(len(context.tokens) for context in contexts)

@@ -6,12 +6,13 @@ plan is found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from specwave.artifacts import UserError, read_json, reading
+from specwave.decoding.loop import ROOM
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,12 @@ class Plan:
         return {**asdict(self), "kept": [int(flag) for flag in self.kept]}
 
 
+def skipping_blocks(num_layers: int, blocks: Iterable[int]) -> tuple[bool, ...]:
+    """The kept set without these whole blocks."""
+    skipped = set(blocks)
+    return tuple(layer not in skipped for layer in range(num_layers) for _ in ("attention", "MLP"))
+
+
 def check_kept(kept: Sequence[Any], num_layers: int, key: str) -> tuple[bool, ...]:
     """Flags for every sub-layer of a target with `num_layers` blocks, at least one of them set.
 
@@ -86,4 +93,6 @@ def read_plan(path: Path | str, num_layers: int, gamma: int, key: str = "decodin
         own = int(content.get("gamma", gamma))
     if own < 1:
         raise UserError(key, path, f"its gamma is {own}: a plan drafts at least 1 token per round")
+    if own > ROOM:
+        raise UserError(key, path, f"its gamma is {own}: one round verifies {ROOM}")
     return Plan(check_kept(content["kept"], num_layers, key), own)

@@ -55,6 +55,7 @@ class SelfSpeculation(BaseProposer):
     def begin(self, contexts: Sequence[Context]) -> None:
         self.contexts = {context.row: context for context in contexts}
         self.source.begin(contexts)
+        self.stop.begin(contexts)
 
     def end(self, row: int) -> None:
         self.contexts.pop(row, None)
@@ -73,6 +74,7 @@ class SelfSpeculation(BaseProposer):
     def observe(self, verdicts: Sequence[Verdict]) -> None:
         self._own([verdict.context for verdict in verdicts])
         self.source.observe(verdicts)
+        self.stop.observe(verdicts)
 
     def report(self, folder: Path) -> None:
         """Writes what is worth keeping beside the answers."""

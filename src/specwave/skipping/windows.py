@@ -10,7 +10,7 @@ have drafted there. The rounds of a window follow each other, so its prefix is w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ class Evidence:
 
     Attributes:
         windows: where each row's lies in the session.
-        states: the target's own at depth 0 … 2N, each [T, D].
+        states: the target's own at depth 0 … 2N, each [T, D]; of windows that were not watched at depth 0 alone.
         tokens: int64 [T], what the target committed behind each position.
         sequences, positions: int64 [T], keys of the noise of these tokens.
         seen: bool [T, V], the distinct tokens before each; under a repetition penalty only.
@@ -71,39 +71,45 @@ class Watch:
 
     def evidence(self, contexts: Sequence[Context]) -> Evidence:
         """All that was taken, of the live rows."""
-        depths = 2 * self.target.num_layers
-        windows: list[Window] = []
-        inputs: list[int] = []
-        tokens: list[int] = []
-        sequences: list[int] = []
-        positions: list[int] = []
-        states: list[list[Tensor]] = [[] for _ in range(depths)]
-        for context in contexts:
-            rounds = self._states[context.row]
-            length, end = sum(len(one[0]) for one in rounds), len(context.tokens)
-            start = end - 1 - length
-            windows.append(Window(context.slot, start, length))
-            inputs += context.tokens[start : end - 1]
-            tokens += context.tokens[start + 1 :]
-            sequences += [context.sequence] * length
-            positions += range(start + 1, end)
-            for depth in range(depths):
-                states[depth] += [one[depth] for one in rounds]
-        seen = None
-        if contexts[0].sampling.penalised:
-            seen = torch.cat([self._seen(context, window) for context, window in zip(contexts, windows, strict=True)])
+        rounds = [self._states[context.row] for context in contexts]
+        found = gather(self.target, contexts, [sum(len(one[0]) for one in own) for own in rounds])
+        depths = range(2 * self.target.num_layers)
+        taken = [torch.cat([one[depth] for own in rounds for one in own]) for depth in depths]
+        return replace(found, states=found.states + taken)
 
-        def column(values: list[int]) -> Tensor:
-            return torch.tensor(values, device=self.target.device)
 
-        embedded = self.target.embed(column(inputs)[None])[0]
-        whole = [embedded, *(torch.cat(parts) for parts in states)]
-        return Evidence(windows, whole, column(tokens), column(sequences), column(positions), seen)
+def gather(target: Target, contexts: Sequence[Context], lengths: Sequence[int]) -> Evidence:
+    """The last `lengths[row]` tokens that the target committed to each row, and where it did; of states the embeddings
+    alone, at depth 0."""
+    windows: list[Window] = []
+    inputs: list[int] = []
+    tokens: list[int] = []
+    sequences: list[int] = []
+    positions: list[int] = []
+    for context, length in zip(contexts, lengths, strict=True):
+        end = len(context.tokens)
+        start = end - 1 - length
+        windows.append(Window(context.slot, start, length))
+        inputs += context.tokens[start : end - 1]
+        tokens += context.tokens[start + 1 :]
+        sequences += [context.sequence] * length
+        positions += range(start + 1, end)
+    seen = None
+    if contexts[0].sampling.penalised:
+        pairs = zip(contexts, windows, strict=True)
+        seen = torch.cat([_seen(target, context.tokens, window) for context, window in pairs])
 
-    def _seen(self, context: Context, window: Window) -> Tensor:
-        """bool [k, V]: the distinct tokens up to each position of a window, itself included."""
-        seen = torch.zeros(window.length, self.target.vocab_size, dtype=torch.bool, device=self.target.device)
-        seen[:, torch.tensor(context.tokens[: window.prefix + 1], device=seen.device)] = True
-        for place in range(1, window.length):
-            seen[place:, context.tokens[window.prefix + place]] = True
-        return seen
+    def column(values: list[int]) -> Tensor:
+        return torch.tensor(values, device=target.device)
+
+    embedded = target.embed(column(inputs)[None])[0]
+    return Evidence(windows, [embedded], column(tokens), column(sequences), column(positions), seen)
+
+
+def _seen(target: Target, tokens: Sequence[int], window: Window) -> Tensor:
+    """bool [k, V]: the distinct tokens up to each position of a window, itself included."""
+    seen = torch.zeros(window.length, target.vocab_size, dtype=torch.bool, device=target.device)
+    seen[:, torch.tensor(tokens[: window.prefix + 1], device=seen.device)] = True
+    for place in range(1, window.length):
+        seen[place:, tokens[window.prefix + place]] = True
+    return seen

@@ -45,8 +45,13 @@ class ModelConfig:
     device: str = "auto"
     date_string: str | None = None
     forwards: str = "auto"
+    device_map: str | None = None
 
     def __post_init__(self) -> None:
+        if self.device_map is not None:
+            remedy = "blocks and cache of specwave's own forward are on one device, a target cut over several is not "
+            remedy += "computed: use null, with a smaller model.dtype or a device that holds it"
+            raise UserError("model.device_map", self.device_map, remedy)
         if self.forwards not in KINDS:
             raise UserError("model.forwards", self.forwards, f"choose one of {', '.join(KINDS)}")
         if self.dtype not in ("auto", *DTYPES):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,6 +54,14 @@ class _View:
     bias: Tensor | None = None  # for `attend_masked`
     visible: Tensor | None = None  # for `attend_exact`, when given
     alone: bool = False  # nothing is before them, each sees those before it
+
+
+class _Part(NamedTuple):
+    """Which of the target's sub-layers a forward runs."""
+
+    plan: tuple[bool, ...] | None  # 2N flags; None is all
+    start: int  # first block
+    end: int  # the block behind the last one
 
 
 class Session:
@@ -109,6 +117,7 @@ class Session:
         hidden: Tensor | None = None,
         wants: Wants | None = None,
         logits: str | None = "all",
+        end_block: int | None = None,
     ) -> Output:
         """Runs T new tokens per row behind the committed ones.
 
@@ -119,19 +128,27 @@ class Session:
             plan: 2N flags, [2i] keeps attention and [2i+1] the MLP of block i; all by default. A skipped attention
                 writes no keys: what was drafted with a plan is to be rolled back, never committed.
             start_block: the first block to run; `hidden` is then block start_block−1's output [B, T, D].
-            wants: states to hand out.
+            wants: states to hand out, of blocks that run.
             logits: "all", "last" (of the T tokens) or None.
+            end_block: an early exit, the first block not to run; N by default. Logits are early ones then. A forward of
+                the same tokens may go on from there; before that they are not to be committed, since later blocks hold
+                no keys of theirs.
         """
-        wants = wants or Wants()
-        if plan is not None and len(plan) != 2 * self.arch.num_layers:
-            raise ValueError(f"a plan has a flag for each of {2 * self.arch.num_layers} sub-layers, got {len(plan)}")
-        plain = hidden is None and start_block == 0 and logits == "all"
-        if self.programs is not None and plain and tokens is not None:
-            return self._recorded(tokens, positions, mask, wants, None if plan is None else tuple(map(bool, plan)))
+        wants, depth = wants or Wants(), self.arch.num_layers
+        if plan is not None and len(plan) != 2 * depth:
+            raise ValueError(f"a plan has a flag for each of {2 * depth} sub-layers, got {len(plan)}")
+        end = depth if end_block is None else end_block
+        if not 0 <= start_block <= end <= depth:
+            raise ValueError(f"blocks {start_block} to {end} of a target that has {depth}")
+        if hidden is None and (tokens is None or start_block > 0):
+            raise ValueError("forward needs tokens, or hidden with start_block")
+        part = _Part(None if plan is None else tuple(map(bool, plan)), start_block, end)
+        # A prompt's forward, which asks for no logits, is of a shape of its own: not worth recording.
+        if self.programs is not None and (logits == "all" or (logits is None and end_block is not None)):
+            return self._recorded(tokens, hidden, positions, mask, wants, part, logits is not None)
         cache = self.cache
         if hidden is None:
-            if tokens is None:
-                raise ValueError("forward needs tokens, or hidden with start_block")
+            assert tokens is not None
             hidden = self.target.embed(tokens)
         batch, new, _ = hidden.shape
         reach, slots = cache.reach(new), cache.slots(new)
@@ -143,7 +160,7 @@ class Session:
         elif not fresh and (new > 1 or not isinstance(slots, int) or mask is not None):
             bias = self._bias(mask if mask is not None else _causal(batch, new, hidden.device), reach)
         view = _View(turn, slots, reach, bias, visible, fresh and new > 1)
-        hidden, kept = _through(self.target, cache, hidden, view, wants, plan, start_block)
+        hidden, kept = _through(self.target, cache, hidden, view, wants, part)
         scored = None
         if logits is not None:
             scored = self.target.logits(hidden[:, -1:] if logits == "last" else hidden)
@@ -151,28 +168,33 @@ class Session:
 
     def _recorded(
         self,
-        tokens: Tensor,
+        tokens: Tensor | None,
+        hidden: Tensor | None,
         positions: Tensor | None,
         mask: Tensor | None,
         wants: Wants,
-        plan: tuple[bool, ...] | None,
+        part: _Part,
+        scored: bool,
     ) -> Output:
         """The same by a program of this shape."""
-        cache, (batch, new) = self.cache, tokens.shape
+        first, embedded = (tokens, False) if hidden is None else (hidden, True)
+        assert first is not None
+        cache, (batch, new) = self.cache, first.shape[:2]
         reach = min(strides(cache.reach(new)), cache.capacity)
         slots = cache.slot_table(new)
-        bias = self._bias(mask if mask is not None else _causal(batch, new, tokens.device), reach)
+        bias = self._bias(mask if mask is not None else _causal(batch, new, first.device), reach)
 
         target = self.target  # the program outlives this session: it may not hold it
 
-        def run(tokens: Tensor, positions: Tensor, slots: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Any]:
+        def run(first: Tensor, positions: Tensor, slots: Tensor, bias: Tensor) -> tuple[Tensor, list[Tensor], Any]:
             view = _View(_turn(target, positions, new), slots, reach, bias)
-            hidden, kept = _through(target, cache, target.embed(tokens), view, wants, plan)
-            return hidden, target.logits(hidden), kept
+            hidden, kept = _through(target, cache, first if embedded else target.embed(first), view, wants, part)
+            return hidden, [target.logits(hidden)] if scored else [], kept
 
-        inputs = (tokens, slots if positions is None else positions, slots, bias)
-        hidden, logits, kept = self._programs_of(plan)((new, reach, wants), run, inputs)
-        return Output(hidden, logits, *kept)
+        inputs = (first, slots if positions is None else positions, slots, bias)
+        key = (new, reach, wants, part.start, part.end, embedded, scored)
+        hidden, logits, kept = self._programs_of(part.plan)(key, run, inputs)
+        return Output(hidden, logits[0] if scored else None, *kept)
 
     def _programs_of(self, plan: tuple[bool, ...] | None) -> Programs:
         """The recorded forwards of a kept set. Those of whole forwards are lent to later sessions; the others live and
@@ -263,12 +285,12 @@ def _through(
     hidden: Tensor,
     view: _View,
     wants: Wants,
-    plan: Sequence[bool] | None = None,
-    start_block: int = 0,
+    part: _Part,
 ) -> tuple[Tensor, tuple[dict[int, Tensor], dict[int, Tensor]]]:
     """(the last block's output, the wanted states of blocks and attentions); writes the new keys and values."""
     kept_blocks, kept_attentions = {}, {}
-    for layer in range(start_block, target.num_layers):
+    plan = part.plan
+    for layer in range(part.start, part.end):
         block = target.blocks[layer]
         if plan is None or plan[2 * layer]:
 
