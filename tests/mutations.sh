@@ -17,7 +17,7 @@ mutate() {
   if [ ${#wanted[@]} -gt 0 ] && [[ " ${wanted[*]} " != *" $name "* ]]; then return; fi
   rm -rf "$work/tree"
   mkdir "$work/tree"
-  cp -r "$top/src" "$top/tests" "$top/conf" "$top/pyproject.toml" "$work/tree"
+  cp -r "$top/src" "$top/tests" "$top/conf" "$top/assets" "$top/pyproject.toml" "$work/tree"
   OLD=$old NEW=$new "$python" - "$work/tree/$file" <<'PY'
 import os, pathlib, sys
 path = pathlib.Path(sys.argv[1])
