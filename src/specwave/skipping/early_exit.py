@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from specwave.decoding import Context, Resume, Tree
-from specwave.skipping.drafting import choose_coupled
+from specwave.skipping.drafting import choose_coupled, confidence
 from specwave.skipping.plans import Plan, skipping_blocks
 from specwave.skipping.proposer import SelfSpeculation, Source
 from specwave.skipping.settings import SelfDecoding
@@ -137,8 +137,3 @@ class Rows:
 
     def _own(self, states_B1X: Tensor) -> Tensor:
         return states_B1X[:, 0] if self.every else states_B1X[self.slots, 0]
-
-
-def confidence(processed: Tensor, tokens: Tensor) -> Tensor:
-    """The probability [...] that processed scores [..., V] give to tokens [...]."""
-    return (processed.gather(-1, tokens[..., None])[..., 0] - processed.logsumexp(-1)).exp()
