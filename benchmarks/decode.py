@@ -140,7 +140,7 @@ def print_round(target, drafters, prompts, new_tokens: int) -> None:
 def print_row_cost(target) -> None:
     """T(k): milliseconds of one forward over k tokens behind 256 cached ones."""
     session = target.session(1, 512)
-    session.forward(torch.randint(0, target.vocab_size, (1, 256)), logits=None)
+    session.forward(torch.randint(0, target.vocab_size, (1, 256)), logits=False)
     session.advance([256])
     print("k tokens in one forward: " + ", ".join(f"{k}: {_median_ms(session, target, k):.1f} ms" for k in ROWS))
     if target.dtype != torch.float32 and target.least_rows is not None:
@@ -148,7 +148,7 @@ def print_row_cost(target) -> None:
             both = []
             for invariant in (False, True):
                 session = target.session(1, context + 64, invariant)
-                session.forward(torch.randint(0, target.vocab_size, (1, context)), logits=None)
+                session.forward(torch.randint(0, target.vocab_size, (1, context)), logits=False)
                 session.advance([context])
                 both.append({k: _median_ms(session, target, k) for k in (1, 4, 16)})
             ratios = ", ".join(f"{k}: {both[1][k] / both[0][k]:.2f}×" for k in both[0])
@@ -164,7 +164,7 @@ def print_context_cost(target) -> None:
     session, found = target.session(1, lengths[-1] + 1), []
     for done, length in zip([0, *lengths], lengths, strict=False):
         for _ in range(done, length, 256):
-            session.forward(torch.randint(0, target.vocab_size, (1, 256)), logits=None)
+            session.forward(torch.randint(0, target.vocab_size, (1, 256)), logits=False)
             session.advance([256])
         found.append(_median_ms(session, target, 1))
     slope, base = statistics.linear_regression(lengths, found)

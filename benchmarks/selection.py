@@ -1,10 +1,12 @@
-"""What a selection costs: the pass against a plain forward, the exhaustive search, a cached job, memory.
+"""What a selection costs: the pass against a plain forward, the exhaustive search, the proxy, a cached job, memory.
 
-    python benchmarks/selection.py [pass] [exhaustive] [job] [memory]        # all four without arguments
+    python benchmarks/selection.py [pass] [exhaustive] [proxy] [job] [memory]        # all five without arguments
 
 pass: the built-in conversations through SmolLM2-135M with all layers, filter, block means and Grams, as a ratio to the
 same forward with logits of every position and nothing kept; order-balanced, medians.
 exhaustive: every set of 3 of 36 layers on 200 rows, one thread, against float64 throughout.
+proxy: drafting steps of the built-in conversations of SmolLM2-135M, then every set of 3 of its 30 layers, by the
+defaults of selector=proxy.
 job: `select.py` on a cached pass, from the shell: all of it, and until its `main` begins.
 memory: peak above the model of a pass over 200 conversations of 2,048 tokens at Qwen3-4B's shape (36 layers, 2,560
 wide, 151,936 tokens); the states are random, the shapes real. In a process of its own.
@@ -29,9 +31,11 @@ from specwave.app.run import peak_memory
 from specwave.data.conversations import Sample
 from specwave.layers.calibrate import calibrate
 from specwave.layers.groups import entropies
+from specwave.layers.proxy import Proxy
 from specwave.layers.ranking import Ranking
 from specwave.layers.rows import Rows
 from specwave.layers.settings import Calibration
+from specwave.layers.steps import collect
 from specwave.target import load_target
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,6 +103,22 @@ def measure_exhaustive() -> None:
     torch.set_num_threads(threads)
 
 
+def measure_proxy() -> None:
+    target, settings, proxy = load_target("smollm2_135m"), Calibration(), Proxy()
+    samples = settings.samples(target, settings.conversations())
+    began = time.perf_counter()
+    steps = collect(target, samples, proxy.sampling(), settings.batch_size)
+    collected = time.perf_counter() - began
+    flat = torch.eye(2, dtype=torch.float64).expand(target.num_layers, 2, 2)  # entropies play no part in the ranking
+    outcome = proxy.select(flat, steps)
+    found = outcome.foretold
+    assert found is not None
+    print(f"proxy: {len(steps.tokens):,} steps, {len(found.sets):,} sets of 3, {torch.get_num_threads()} threads")
+    print(f"  the pass over drafting steps        {collected:7.2f} s")
+    print(f"  all sets compared, {len(found.known()):>3} scored whole  {found.seconds:7.2f} s")
+    print(f"  Spearman's of both orders, {len(found.audited)} sets  {found.fidelity():7.2f}")
+
+
 def measure_job(repeat: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(ROOT / "select.py")]
@@ -156,11 +176,11 @@ def measure_memory(prompts: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", default=[], help="pass, exhaustive, job, memory")
+    parser.add_argument("what", nargs="*", default=[], help="pass, exhaustive, proxy, job, memory")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--prompts", type=int, default=200, help="of the memory measurement")
     arguments = parser.parse_args()
-    wanted = arguments.what or ["pass", "exhaustive", "job", "memory"]
+    wanted = arguments.what or ["pass", "exhaustive", "proxy", "job", "memory"]
     if wanted == ["memory"]:
         measure_memory(arguments.prompts)
         return
@@ -169,13 +189,15 @@ def main() -> None:
             measure_pass(arguments.repeat)
         elif name == "exhaustive":
             measure_exhaustive()
+        elif name == "proxy":
+            measure_proxy()
         elif name == "job":
             measure_job(arguments.repeat)
         elif name == "memory":
             command = [sys.executable, __file__, "memory", "--prompts", str(arguments.prompts)]
             subprocess.run(command, check=True)
         else:
-            parser.error(f"{name}: choose pass, exhaustive, job or memory")
+            parser.error(f"{name}: choose pass, exhaustive, proxy, job or memory")
 
 
 if __name__ == "__main__":

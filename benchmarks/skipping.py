@@ -101,7 +101,7 @@ def print_forwards(target: Target, costs: Latency, contexts: Sequence[int], seed
         session = target.session(1, context + 1)
         for start in range(0, context, 512):
             tokens = torch.randint(0, target.vocab_size, (1, min(512, context - start)), device=target.device)
-            session.forward(tokens, logits=None)
+            session.forward(tokens, logits=False)
             session.advance([tokens.shape[1]])
         token = torch.randint(0, target.vocab_size, (1, 1), device=target.device)
         draw = random.Random(seed)
@@ -207,10 +207,10 @@ def watched(
     """A session behind `prompt` less its last token, the tokens that predict `answer`, the target's states on them."""
     session = target.session(1, len(prompt) + len(answer))
     if len(prompt) > 1:
-        session.forward(torch.tensor([prompt[:-1]], device=target.device), logits=None)
+        session.forward(torch.tensor([prompt[:-1]], device=target.device), logits=False)
         session.advance([len(prompt) - 1])
     tokens = torch.tensor([[prompt[-1], *answer[:-1]]], device=target.device)
-    output = session.forward(tokens, wants=every_sub_layer(target.num_layers), logits=None)
+    output = session.forward(tokens, wants=every_sub_layer(target.num_layers), logits=False)
     depths = [each[layer][0] for layer in range(target.num_layers) for each in (output.attentions, output.blocks)]
     return session, tokens, [target.embed(tokens)[0], *depths]
 
@@ -242,7 +242,7 @@ def foretold(
     for prompt, answer in zip(prompts, answers, strict=True):
         session, tokens, _ = watched(target, prompt, answer)
         with torch.inference_mode():
-            hidden = session.forward(tokens, plan=kept, logits=None).hidden
+            hidden = session.forward(tokens, plan=kept, logits=False).hidden
             truth, none = torch.tensor(answer, device=target.device), torch.zeros(len(answer), dtype=torch.int64)
             hits += len(answer) * agreement(target.logits, hidden, truth, Sampling(), none, none)[0]
     alpha = hits / sum(map(len, answers))

@@ -77,8 +77,8 @@ mutate validates-when-late src/specwave/app/trainer.py \
   'trainer.limit_val_batches = 0' 'pass' tests/eagle/test_training.py -k 'time_is_up'
 mutate saved-before-validation src/specwave/app/trainer.py \
   'if not validates:' 'if True:' tests/eagle/test_training.py -k 'killed_at_five'
-mutate same-prompt src/specwave/eagle/samples.py \
-  'first[two] = one' 'pass' tests/eagle/test_datamodule.py -k 'several_names'
+mutate same-prompt src/specwave/data/samples.py \
+  'first[two] = one' 'pass' tests/data/test_datamodule.py -k 'several_names'
 mutate half-answered src/specwave/app/regenerate.py \
   'settings, growing, longest)' 'settings, path, longest)' tests/app/test_training_data.py -k 'when_all_are_there'
 mutate nan-validation src/specwave/eagle/module.py \
@@ -134,6 +134,21 @@ mutate fingerprint-note src/specwave/target/identity.py \
 mutate cache-owner src/specwave/layers/passes.py \
   'if fingerprint != job.identity.fingerprint or (own, digest) != (job.settings.rows(), job.digest):' 'if False:' \
   tests/layers/test_passes.py
+mutate ridge-centring src/specwave/layers/ridge.py \
+  'self.gram_FF = sums.xx - torch.outer(sums.x, self.mean_F)' 'self.gram_FF = sums.xx' tests/layers/test_ridge.py
+mutate ridge-own-part src/specwave/layers/foresight.py \
+  'Ridge(whole - own, damping)' 'Ridge(whole, damping)' tests/layers/test_proxy.py
+mutate step-next-token src/specwave/layers/steps.py \
+  'torch.tensor(sample.ids, device=target.device)[at + 1]' 'torch.tensor(sample.ids, device=target.device)[at]' \
+  tests/layers/test_steps.py
+mutate step-foretold src/specwave/layers/steps.py \
+  'last_SD = own_NTD[-1][at + 1]' 'last_SD = own_NTD[-1][at]' tests/layers/test_steps.py
+mutate step-places src/specwave/layers/steps.py \
+  '(told[1:-1] & told[2:])' '(told[:-2] & told[1:-1])' tests/layers/test_steps.py
+mutate steps-owner src/specwave/layers/step_passes.py \
+  'if held != facts:' 'if False:' tests/layers/test_step_passes.py
+mutate rerank-order src/specwave/app/rerank.py \
+  'key=lambda entry: (-entry[1].tau_hat, entry[0])' 'key=lambda entry: entry[0]' tests/app/test_rerank.py
 mutate invariant-attention src/specwave/target/session.py \
   'if view.visible is not None:' 'if False:' tests/decoding/test_invariant.py
 mutate prefill-chunks src/specwave/decoding/loop.py \
@@ -142,6 +157,51 @@ mutate prefill-chunks src/specwave/decoding/loop.py \
 mutate tie-order-vocabulary src/specwave/eagle/vocab.py \
   'order = torch.argsort(counts, descending=True, stable=True)' \
   'order = len(counts) - 1 - torch.argsort(counts.flip(0), descending=True, stable=True)' tests/eagle/test_vocab.py
+mutate adapter-gradient src/specwave/skipping/distil.py \
+  '(log_q.exp() - p).to(head_VD.dtype) @ head_VD' '(log_q.exp() + p).to(head_VD.dtype) @ head_VD' tests/skipping/test_distil.py
+mutate adapter-shift src/specwave/skipping/distil.py \
+  'live_BT = following(batch["answer"])' 'live_BT = batch["answer"]' tests/skipping/test_distil.py
+mutate adapter-chain src/specwave/skipping/distil.py \
+  'going = going & live_BT' 'pass' tests/skipping/test_distil.py
+mutate adapter-forgets src/specwave/skipping/kangaroo.py \
+  'self.cache.lengths = list(self.known)' 'pass' tests/skipping/test_kangaroo.py -k 'whole_text'
+mutate adapter-waits src/specwave/skipping/kangaroo.py \
+  'self.known[place] += len(fresh[place]) - 1' 'self.known[place] += len(fresh[place])' \
+  tests/skipping/test_kangaroo.py -k 'whole_text'
+mutate adapter-owner src/specwave/skipping/adapter_folder.py \
+  'if made_for["fingerprint"] != target.fingerprint and not allow_other_target:' 'if False:' \
+  tests/skipping/test_kangaroo.py -k 'other_targets'
+mutate chain-files src/specwave/app/steps.py \
+  'digests = [digest(path) for path in outside(kept, root)]' 'digests = list[str]()' \
+  tests/app/test_chain.py::test_a_folder_is_known_by_its_files
+mutate chain-moved src/specwave/app/steps.py \
+  '.replace(json.dumps(str(root))[1:-1], "")' '' tests/app/test_chain.py::test_a_fingerprint_is_of_what_matters
+mutate chain-order src/specwave/app/steps.py \
+  'name: common | settings | {' 'name: settings | common | {' tests/app/test_chain.py::test_settings_of_a_step
+mutate further-process src/specwave/app/job.py \
+  'run.resume = run.resume or earlier is not None' 'run.resume = run.resume' \
+  tests/app/test_launchers.py::test_a_further_process_does_what_the_first_one_does
+mutate search-twice src/hydra_plugins/specwave_optuna/sweeper.py \
+  'if chosen in known or chosen in batch:' 'if False:' \
+  tests/app/test_launchers.py::test_a_search_finds_the_best_and_tries_nothing_twice
+mutate seeds-failed src/specwave/app/sweep_tables.py \
+  'done = [job for job in jobs if job["status"] == "finished"]' 'done = list(jobs)' \
+  tests/app/test_collate.py::test_means_over_seeds_by_hand
+mutate grid-failed src/specwave/app/sweep_grid.py \
+  'value = job.get(name) if job is not None and job["status"] == "finished" else None' \
+  'value = job.get(name) if job is not None else None' tests/app/test_collate.py
+mutate numbered-gpu src/specwave/app/trainer.py \
+  'return self.per_node if device.index is None else [device.index]' 'return self.per_node' tests/eagle/test_training.py
+mutate new-keys src/specwave/app/run.py \
+  'if filled(old, new) != old:' 'if False:' tests/app/test_run.py
+mutate invariant-clock src/specwave/eagle/tuning.py \
+  'times = clock(target, invariant=invariant)' 'times = clock(target)' tests/eagle/test_tuning.py
+mutate stream-warm-up src/specwave/benchmark/answering.py \
+  'if getattr(proposer, "scope", "sequence") == "stream":' 'if False:' tests/benchmark/test_evaluator.py
+mutate watch-window src/specwave/skipping/windows.py \
+  'del own[: -self.window]' 'pass' tests/skipping/test_knapspec.py
+mutate domain-kind src/specwave/copying/answers.py \
+  'if one.domain == domain), self.n)' 'if one.among([domain])), self.n)' tests/copying/test_assess.py
 
 if [ "$survived" -gt 0 ]; then
   echo "$survived mutations were not caught"

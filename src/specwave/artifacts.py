@@ -35,6 +35,14 @@ class UserError(Exception):
         self.key, self.value, self.remedy = key, value, remedy
 
 
+def filled(old: Any, new: Any) -> Any:
+    """`old` with the keys that it lacks taken from `new`; in dicts within both, too."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return old
+    kept = {key: filled(value, new.get(key)) for key, value in old.items()}
+    return kept | {key: value for key, value in new.items() if key not in old}
+
+
 # ---------------------------------------------------------------- places
 
 
@@ -278,6 +286,9 @@ class Selection:
     schema: int = SCHEMA
     settings: dict[str, Any] = field(default_factory=dict)
     optimum: dict[str, Any] | None = None  # the best of all sets of this size, where it was computed
+    score: float | None = None  # of `layers`, where something else than the entropy ranks; `beam` has the others'
+    proxy: dict[str, Any] | None = None  # how well layers foretell the target's next step, where that was measured
+    rerank: dict[str, Any] | None = None  # the training whose τ̂ put the beam in order, where one did
 
     def save(self, path: Path | str) -> None:
         write_json(path, asdict(self))

@@ -20,8 +20,8 @@ from specwave.app.run import Run, peak_memory
 from specwave.app.train import TrainConfig, main
 from specwave.app.trainer import TrainerConfig
 from specwave.data import Sample
+from specwave.data.samples import Prepared, prepare
 from specwave.eagle.options import Eagle3
-from specwave.eagle.samples import Prepared, prepare
 from specwave.target import ModelConfig
 from specwave.target.tiny import make_tiny
 

@@ -219,7 +219,7 @@ def options():
     """(app, group, option) for every file below conf/, once for each app that makes the choice."""
     for path in sorted(conf_dir().glob("*/**/*.yaml")):
         group, option = path.parent.relative_to(conf_dir()).as_posix(), path.stem
-        if group in ("experiment", "hydra") or option.startswith("_"):  # a file that options include is none
+        if group.startswith(("experiment", "hydra")) or option.startswith("_"):  # what options include is no option
             continue
         takers = [app for app in APPS if group in choices_of(app)]
         yield from ((app, group, option) for app in takers or [None])

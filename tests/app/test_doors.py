@@ -156,12 +156,50 @@ def test_a_file_that_options_include_is_no_option(included, run_toy):
         assert "choose one of late, open, plain, wide" in err
 
 
+@pytest.mark.parametrize(("app", "wanted"), [("evaluate", "methods"), ("select", "selectors"), ("train", "data")])
+def test_list_says_what_a_group_offers(app, wanted, capsys):
+    from specwave.app.complaints import options
+    from specwave.app.door import run_door
+
+    assert run_door(app, [f"list={wanted}"]) == 0
+    group = {"methods": "decoding", "selectors": "selector", "data": "data"}[wanted]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0].rstrip("*") for line in lines] == [f"{group}={name}" for name in options(group)]
+    assert sum(line.split()[0].endswith("*") for line in lines) == 1
+    assert all(len(line.split(maxsplit=1)[1]) > 10 for line in lines)  # each says what it is
+
+
+def test_list_of_something_unknown_names_the_closest(capsys):
+    from specwave.app.door import run_door
+
+    assert run_door("evaluate", ["list=method"]) == 2
+    assert "list=method: there is no such option; did you mean methods? choose one of" in capsys.readouterr().err
+
+
+def test_an_experiment_of_another_command_is_named(capsys):
+    from specwave.app.door import run_door
+
+    assert run_door("evaluate", ["experiment=qwen3_table1"]) == 2
+    assert capsys.readouterr().err == (
+        "error: experiment=qwen3_table1: it is for another command: python chain.py experiment=qwen3_table1\n"
+    )
+
+
+def test_the_shell_completes_with_hydras_own(run_toy):
+    code, out, err = run_toy("-sc", "install=bash")
+    assert (code, err) == (0, "")
+    assert "COMPREPLY" in out
+
+
 # ---------------------------------------------------------------- start-up
 
 
 def test_a_launcher_that_is_not_installed_is_named_with_its_extra():
     from hydra.errors import MissingConfigException
 
+    for options in (None, ["basic"]):
+        error = MissingConfigException("?", "hydra/launcher/submitit_slurm", options)
+        assert str(explain(error, "select", [], known_keys)).endswith("pip install 'specwave[slurm]'")
     error = MissingConfigException("Could not find 'hydra/launcher/joblib'", "hydra/launcher/joblib", ["basic"])
     assert str(explain(error, "select", [], known_keys)) == (
         "hydra/launcher=joblib: this launcher is a package of its own: pip install 'specwave[sweep]'"

@@ -137,6 +137,51 @@ def test_resume_refuses_other_settings(toy, run_toy):
     assert run_toy("hydra.run.dir=here", "resume=true", "part.m=4", "allow_targets=[x]")[0] == 0
 
 
+def without(folder, *keys):
+    """Makes a run one of an older version, which had no such keys."""
+    content = record(folder)
+    for key in keys:
+        *path, last = key.split(".")
+        node = content["config"]
+        for name in path:
+            node = node[name]
+        del node[last]
+    (Path(folder) / "run.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+def test_a_run_begun_before_a_key_existed_had_its_default(toy, run_toy):
+    lacking = ("needed", "part.k_beam", "part.inner.depth")
+    assert run_toy("hydra.run.dir=here", "part.m=4")[0] == 0
+    without("here", *lacking)
+    code, _, err = run_toy("hydra.run.dir=here", "resume=true", "part.m=4", "part.k_beam=11", "needed=1")
+    assert code == 2
+    assert "the run there has other settings (part.k_beam, needed): " in err
+    code, _, err = run_toy("hydra.run.dir=here", "resume=true", "part.m=5")
+    assert code == 2
+    assert "the run there has other settings (part.m): " in err
+    assert run_toy("hydra.run.dir=here", "resume=true", "part.m=4")[::2] == (0, "")
+    assert record("here")["config"]["part"]["k_beam"] == 10
+
+
+def test_the_default_is_that_of_the_options_the_run_chose(toy, run_toy):
+    """`part=open` has no value for m: what the old run was begun with counts, not what the folder of configs says."""
+    chosen = ("part=open", "part.m=7", "part.rate=2")
+    assert run_toy("hydra.run.dir=here", *chosen)[0] == 0
+    without("here", "part.m")
+    assert run_toy("hydra.run.dir=here", "resume=true", *chosen)[0] == 0
+    without("here", "part.m")
+    assert run_toy("hydra.run.dir=here", "resume=true", "part=open", "part.m=8", "part.rate=2")[0] == 2
+
+
+def test_a_finished_job_of_an_older_version_is_skipped(toy, run_toy):
+    assert run_toy("-m", "part.m=2,3", "hydra.sweep.dir=all")[0] == 0
+    for number in "01":
+        without(f"all/{number}", "part.k_beam")
+    toy.CALLS.clear()
+    assert run_toy("-m", "part.m=2,3", "hydra.sweep.dir=all")[0] == 0
+    assert toy.CALLS == []
+
+
 def test_resume_needs_a_named_folder_and_the_same_app(toy, run_toy):
     assert run_toy("resume=true")[::2] == (
         2,

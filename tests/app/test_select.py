@@ -1,5 +1,6 @@
 """select.py from the inside: the contract of its files, defaults, and mistakes in selector and calibration."""
 
+import csv
 import inspect
 import json
 from dataclasses import asdict
@@ -14,6 +15,8 @@ from specwave.app.select import SelectConfig, main, prepare
 from specwave.artifacts import Selection, UserError
 from specwave.layers import cka_matrix, elsi, elsi_c, exhaustive, keep_positions, matrix_entropy, transitions
 from specwave.layers.analysis import Analysis
+from specwave.layers.candidates import Union
+from specwave.layers.proxy import Proxy
 from specwave.layers.selectors import Elsi, ElsiC, Exhaustive, Fixed
 from specwave.layers.settings import HUBS, Calibration, File, Mixed, ShareGpt, UltraChat
 from specwave.target import ModelConfig
@@ -78,6 +81,88 @@ def test_the_files_keep_the_contract(selector, model, tmp_path, given):
     assert f"{selector.name} (chosen)" in table
 
 
+SMALL = {"width": 6, "token_width": 6, "m": 2, "exact": 8, "top": 4}
+
+
+def test_the_proxy_keeps_the_contract_too(model, tmp_path, given):
+    run, selector = run_in(tmp_path), Proxy(**SMALL)
+    value = main(SelectConfig(model, given(), selector, Analysis()), run)
+    pictures = ["entropy", "cka", "partners", "ranking", "proxy"]
+    names = {"selection.json", "grams.safetensors", "analysis.json", "analysis.safetensors", "proxy.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == names | {
+        f"{name}.{kind}" for name in pictures for kind in ("png", "svg")
+    }
+    grams = load_file(tmp_path / "grams.safetensors")["grams"]
+    found = json.loads((tmp_path / "selection.json").read_text())
+    assert (found["selector"], found["m"], found["layers"]) == ("proxy", 2, found["beam"][0]["layers"])
+    assert found["entropy"] == pytest.approx(matrix_entropy(grams[found["layers"]].sum(0)).item())
+    scores = [entry["score"] for entry in found["beam"]]
+    assert value == found["score"] == scores[0] == found["proxy"]["agreement"] == run.noted["score"]
+    assert scores == sorted(scores, reverse=True)
+    assert len(scores) == 4
+    assert found["optimum"]["layers"] == list(exhaustive(grams, 2, top=1)[0].layers)
+    assert found["proxy"]["search"]["sets"] == 28
+    assert found["settings"]["selector"] == asdict(selector)
+    assert Selection.load(tmp_path).groups(2)[0] == tuple(found["layers"])
+
+    with open(tmp_path / "proxy.csv", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 28
+    assert rows[0]["layers"] == " ".join(map(str, found["layers"]))
+    whole = [float(row["agreement"]) for row in rows if row["agreement"]]
+    assert whole == sorted(whole, reverse=True)
+    assert whole[:4] == pytest.approx(scores)
+    for row in rows:
+        layers = [int(layer) for layer in row["layers"].split()]
+        assert float(row["entropy"]) == pytest.approx(matrix_entropy(grams[layers].sum(0)).item(), abs=1e-5)
+    table = "\n".join(run.said)
+    assert "agreement" in table
+    assert "proxy (chosen)" in table
+    assert "from the next token alone" in table
+    assert "chosen less eagle3" in table
+
+
+def test_the_proxy_says_whether_it_saw_the_benchmark(model, tmp_path, given):
+    """Only the calibration is read; what of it stands in a benchmark is counted."""
+    run = run_in(tmp_path / "run")
+    path = tmp_path / "question.jsonl"
+    question = {"question_id": 1, "category": "qa", "turns": ["an answer " * 8]}
+    path.write_text(json.dumps(question) + "\n")
+    main(SelectConfig(model, given(check_benchmark=str(path)), Proxy(**SMALL), Analysis("never", figures=False)), run)
+    assert run.noted["contamination"][str(path)]["questions_hit"] == 1
+    assert run.noted["contamination"]["builtin"]["questions_hit"] == 0
+    assert any("1 of 1 questions share 13 words in a row with the calibration" in line for line in run.said)
+    with pytest.raises(UserError, match=r"^calibration\.check_benchmark=.*none\.jsonl: there is no such file"):
+        given(check_benchmark=str(tmp_path / "none.jsonl"))
+
+
+def test_a_bootstrap_of_grams_leaves_the_proxy_alone(model, tmp_path, given):
+    run = run_in(tmp_path)
+    analysis = Analysis(resamples=5, figures=False)
+    main(SelectConfig(model, given(rho=1.0, block_size=4), Proxy(**SMALL), analysis), run)
+    (over, _) = json.loads((tmp_path / "analysis.json").read_text())["stability"]
+    assert (over["searched"], over["supported"], over["resamples"]) == (False, False, 5)
+
+
+def test_too_few_steps_for_the_regression_leave_no_file(model, tmp_path, given):
+    with pytest.raises(UserError, match=r"the regression for \{0,1,2\} has 256 unknowns and \d+ rows") as caught:
+        main(SelectConfig(model, given(), Proxy(), Analysis()), run_in(tmp_path))
+    assert caught.value.key == "selector.width"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_union_of_selectors(model, tmp_path, given):
+    union = Union({"elsi": Elsi(m=2), "proxy": Proxy(**SMALL)}, m=2, top=6, rules=["eagle3", "eagle2"])
+    run = run_in(tmp_path)
+    value = main(SelectConfig(model, given(), union, Analysis()), run)
+    found = json.loads((tmp_path / "selection.json").read_text())
+    assert len(found["beam"]) == 6
+    assert {name for entry in found["beam"] for name in entry["origin"]} == {"elsi", "proxy", "eagle3", "eagle2"}
+    assert found["beam"][0]["origin"][0] == "elsi"
+    assert value == found["beam"][0]["score"]
+    assert (tmp_path / "proxy.png").exists()
+
+
 def test_a_mistake_is_found_before_anything_is_answered(model, tmp_path):
     class Never(Calibration):
         def source(self):
@@ -88,6 +173,9 @@ def test_a_mistake_is_found_before_anything_is_answered(model, tmp_path):
         (Fixed(layers=[8]), Analysis(), "selector.layers"),
         (Exhaustive(max_sets=10), Analysis(), "selector.m"),
         (Elsi(), Analysis(ranking="always", max_sets=55), "analysis.ranking"),
+        (Proxy(), Analysis(sensitivity=True), "analysis.sensitivity"),
+        (Proxy(max_sets=55), Analysis(), "selector.m"),
+        (Union({"elsi": Elsi()}, rules=["eagle4"]), Analysis(), "selector.rules"),
     ]
     for selector, analysis, key in wrong:
         with pytest.raises(UserError) as caught:
@@ -178,6 +266,20 @@ def test_calibration_out_of_range(settings, key):
     assert caught.value.remedy
 
 
+def test_the_steps_of_a_sweep_are_prepared_once(model, tmp_path, given):
+    said = []
+    configs = [
+        SelectConfig(model, given(), Proxy(**SMALL, ridge=ridge), Analysis("never", figures=False))
+        for ridge in (0.01, 0.1)
+    ]
+    prepare(configs, said.append)
+    assert said == ["calibration: one pass", "drafting steps: one pass"]
+    for place, config in enumerate(configs):
+        run = run_in(tmp_path / str(place))
+        main(config, run)
+        assert "drafting steps: re-used from the cache" in run.said
+
+
 def test_a_sweep_over_mixtures_is_prepared_too(model):
     said = []
     settings = [Mixed(limit=3, max_new_tokens=8, rho=1.0, block_size=size) for size in (2, 4)]
@@ -217,6 +319,7 @@ def content(name):
         ("selector/elsi_c.yaml", ElsiC()),
         ("selector/exhaustive.yaml", Exhaustive()),
         ("selector/fixed.yaml", Fixed()),
+        ("selector/proxy.yaml", Proxy()),
         ("calibration/builtin.yaml", Calibration()),
         ("calibration/jsonl.yaml", File()),
         ("calibration/sharegpt.yaml", ShareGpt()),

@@ -1,8 +1,10 @@
 """Sweeps: what an app prepares once for all jobs, and real ones in processes of their own, with both launchers."""
 
 import csv
+import json
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -141,9 +143,13 @@ def sweep(folder, *more):
     """A 2×2 sweep of select.py with random weights: (exit code, stdout, stderr)."""
     argv = ["-m", "model=tiny", "calibration.limit=3", "calibration.max_new_tokens=4", "calibration.block_size=2",
             "selector.m=2,3", "selector.k_beam=1,9", f"hydra.sweep.dir={folder}", *more]  # fmt: skip
+    return door("select", folder, argv)
+
+
+def door(app, folder, argv):
     done = subprocess.run(
-        [sys.executable, ROOT / "select.py", *argv],
-        cwd=folder.parent, capture_output=True, text=True, timeout=120,
+        [sys.executable, ROOT / f"{app}.py", *argv],
+        cwd=folder.parent, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 
@@ -242,3 +248,28 @@ def test_a_failed_job_is_a_row(tmp_path, cache):
     assert "selector.k_beam" not in first  # one value only: not swept
     assert second["error"] in err
     assert out.splitlines()[-1] == "2 jobs, 1 failed"
+
+
+def test_the_matrix_of_plans_and_stop_rules_ends_in_one_heat_map(tmp_path, cache):
+    """The experiment with fewer sources and rules; one of them is refused by every source."""
+    folder = tmp_path / "sweep"
+    rules = "0,7,{_target_:specwave.skipping.Adaptive}"
+    argv = ["-m", "experiment=skipping_matrix", "model=tiny", "limit=1", "max_new_tokens=4"]
+    argv += ["decoding=layerskip,clasp", f"decoding.stop={rules}", f"hydra.sweep.dir={folder}"]
+    code, out, _ = door("evaluate", folder, argv)
+    assert (code, out.splitlines()[-1]) == (2, "6 jobs, 2 failed")
+    rows = table(folder)
+    assert [(row["decoding"], row["decoding.stop"]) for row in rows] == [
+        (source, rule) for source in ("layerskip", "clasp") for rule in rules.split(",")
+    ]
+    for row in rows:
+        if row["decoding.stop"] == "7":
+            assert (row["status"], row["tau"], row["speedup"]) == ("failed", "", "")
+            assert row["error"].startswith("decoding.stop=7: ")
+            continue
+        overall = json.loads((folder / row["job"] / "results.json").read_text())["overall"]
+        for name in ("tau", "tokens_per_second", "speedup"):
+            assert float(row[name]) == overall[name]
+    drawn = [node.text for node in ElementTree.parse(folder / "sweep.svg").iter() if node.tag.endswith("text")]
+    assert drawn.count("✕ failed") == 6  # two cells of three panels
+    assert {"layerskip", "clasp", "Adaptive", "speedup over plain decoding", "evaluate: 6 jobs, 2 failed"} <= set(drawn)

@@ -17,9 +17,9 @@ from specwave.artifacts import UserError
 from specwave.benchmark.questions import BUILTIN, read_questions
 from specwave.data import Sample, dialogues
 from specwave.data.engines import Regenerate
+from specwave.data.samples import BuiltinData, JsonlData, Prepared, ShareGptUltraChat
 from specwave.data.sources import file_conversations
 from specwave.eagle.options import Eagle3
-from specwave.eagle.samples import BuiltinData, JsonlData, Prepared, ShareGptUltraChat
 from specwave.target import ModelConfig
 
 

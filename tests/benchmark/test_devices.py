@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from copy import deepcopy
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,10 @@ from specwave.app.run import read_yaml
 from specwave.artifacts import UserError
 from specwave.benchmark import Benchmark
 from specwave.benchmark.answers import AnswerFile, read_answers
+from specwave.benchmark.settings import default_settings, method_settings
+from specwave.copying.switch import SwitchSdDecoding
+from specwave.decoding import Sampling
+from specwave.eagle import Eagle3Decoding
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = ("model=tiny", "model.dtype=float32", "limit=13", "max_new_tokens=24", "devices=2")
@@ -168,3 +174,20 @@ def test_devices_and_repeat_are_at_least_one():
     for key in ("devices", "repeat"):
         with pytest.raises(UserError, match=f"{key}=0"):
             EvaluateConfig(model=None, benchmark=None, decoding=None, **{key: 0})
+
+
+def test_answers_made_before_a_setting_existed_were_made_with_its_default(tmp_path):
+    sampling, method = Sampling(0.5), SwitchSdDecoding(neural=Eagle3Decoding(levels=4), n=6)
+    now = method_settings({"sampling": asdict(sampling), "batch_invariant": False}, method, None)
+    earlier = deepcopy(now)
+    del earlier["sampling"]["min_p"], earlier["batch_invariant"]
+    del earlier["decoding"]["n"], earlier["decoding"]["occurrence"], earlier["decoding"]["neural"]["tree"]
+    made = AnswerFile(tmp_path, earlier)
+    made.add(answer(0))
+    made.close()
+    with pytest.raises(UserError, match=r"other settings: .*decoding\.n \(8, now 6\)$"):
+        AnswerFile(tmp_path, now, defaults=default_settings(method, sampling))
+    now["decoding"]["n"] = 8
+    again = AnswerFile(tmp_path, now, defaults=default_settings(method, sampling))
+    assert ids(again.rows) == [0]
+    assert json.loads((tmp_path / "settings.json").read_text()) == now

@@ -272,6 +272,19 @@ def test_a_damaged_results_file_is_named(tmp_path, model, bare, changes):
 # ---------------------------------------------------------------- baselines of earlier runs
 
 
+def test_a_run_notes_its_figures_for_the_table_of_a_sweep(tmp_path, model, trained, several):
+    def overall(place):
+        return {name: read(place)["overall"][name] for name in ("tau", "tokens_per_second", "speedup")}
+
+    one = evaluate(tmp_path / "one", model, decoding=Guessing(), checkpoint=str(trained / "drafters" / "L7"), limit=2)
+    assert one.facts == overall(tmp_path / "one")
+    over = evaluate(tmp_path / "plain", model, baseline=str(tmp_path / "one"), limit=2)  # an earlier run's beside it
+    assert over.facts == overall(tmp_path / "plain")
+    both = evaluate(several, model, decoding=Guessing(), checkpoint=str(trained))
+    labels = ("L2-4-5", "L7")
+    assert both.facts == {f"{at} {name}": value for at in labels for name, value in overall(several / at).items()}
+
+
 def test_an_earlier_baseline_is_taken_over(tmp_path, model, several, trained):
     checkpoint = str(trained / "drafters" / "L7")
     evaluate(tmp_path, model, decoding=Guessing(), checkpoint=checkpoint, baseline=str(several))

@@ -13,6 +13,7 @@ from specwave.benchmark.evaluator import Evaluator, predict
 from specwave.benchmark.metrics import blocks
 from specwave.benchmark.questions import Question
 from specwave.decoding import BaseProposer, Sampling, Tree, generate
+from specwave.skipping import ClaspDecoding
 
 QUESTIONS = [
     Question(1, "writing", ("Tell me a tale.", "And another one.")),
@@ -279,6 +280,36 @@ def test_below_float32_near_ties_are_not_counted(answerer, target, tmp_path, mon
 
 CHOICE = {"index": 0, "turns": ["a"], "new_tokens": [1], "wall_time": [0.1], "accept_lengths": [1]}
 GOOD = {"question_id": 1, "category": "qa", "choices": [CHOICE], "specwave": {"tokens": [[1]]}}
+
+
+class Learning(BaseProposer):
+    """Learns along the stream: which prompts it has met."""
+
+    scope = "stream"
+
+    def __init__(self):
+        self.met = []
+
+    def begin(self, contexts):
+        self.met.append(list(contexts[0].tokens))
+
+
+def test_what_learns_along_the_stream_learns_from_the_questions_alone(answerer, tmp_path):
+    learning = Learning()
+    run(answerer, [method(tmp_path, "learning", learning)], QUESTIONS[1:])
+    assert learning.met == [answerer.prompt(question, []) for question in QUESTIONS[1:]]
+
+
+def test_plans_are_those_of_the_questions_and_outlive_a_kill(answerer, target, tmp_path):
+    """Nobody has asked for a report when the first process dies; its warm-up is in no row."""
+    settings = ClaspDecoding(gamma=2)
+    run(answerer, [method(tmp_path, "clasp", settings.build(target))], QUESTIONS[1:2])
+    again = method(tmp_path, "clasp", settings.build(target))
+    run(answerer, [again], QUESTIONS[1:])
+    again.proposer.report(again.answers.folder)
+    rows = [json.loads(line) for line in (tmp_path / "clasp" / "plans.jsonl").read_text().splitlines()]
+    met = list(dict.fromkeys(sequence for row in rows for sequence in row["sequences"]))
+    assert met == [sequence_id(question, 0) for question in QUESTIONS[1:]]
 
 
 def test_going_on_drops_a_torn_line_and_keeps_the_rest(answerer, tmp_path):

@@ -66,6 +66,12 @@ def test_only_some_kinds():
     assert [one.kind for one in data.only(["b", "y"]).answers] == ["b", "c"]
 
 
+def test_a_domain_is_no_kind_of_the_same_name():
+    """A file of prompts may have kinds called as a domain is; the transfer table is of domains."""
+    data = Labelled([Answer([1, 1], 1, "code", "prose"), Answer([2, 2], 1, "x", "code")], 1)
+    assert [one.ids for one in data.of("code").answers] == [[2, 2]]
+
+
 # ---------------------------------------------------------------- intervals
 
 
@@ -237,6 +243,14 @@ def test_figures_of_the_rule_are_counted():
     assert (code["probe_precision"], code["probe_recall"]) == (2 / 3, 2 / 3)
     assert (prose["accidental"], prose["probe_rate"], prose["probe_precision"]) == (1.0, 0.0, None)
     assert by["all", "all", "all"]["probe_precision"] is None
+
+
+def test_test_prompts_may_all_have_been_passed_over():
+    data, nothing = Labelled([Answer([1, 1, 2], 1, "k", "code")], 1), Labelled([], 1)
+    rows = trigger_rows(data, nothing, torch.zeros(0, dtype=torch.bool))
+    (row,) = (row for row in rows if row["part"] == "test")
+    assert (row["prompts"], row["tokens"], row["trigger_rate"], row["probe_f1"]) == (0, 0, None, None)
+    assert auc(torch.zeros(2, 0), torch.zeros(0, dtype=torch.bool)).isnan().all()
 
 
 def test_a_threshold_stays_between_0_and_1():

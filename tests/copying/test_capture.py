@@ -60,7 +60,7 @@ def test_states_are_those_of_a_direct_forward(family, families, tmp_path):
     every, layers = all_columns(target.num_layers), tuple(range(target.num_layers))
     for one in found:
         session = target.session(1, len(one.ids))
-        direct = session.forward(torch.tensor([one.ids]), wants=Wants(layers, layers), logits=None)
+        direct = session.forward(torch.tensor([one.ids]), wants=Wants(layers, layers), logits=False)
         both = {"attention": direct.attentions, "block": direct.blocks}
         for offset, first in ((1, one.start - 1), (0, one.start)):
             features = states.features(one, offset)

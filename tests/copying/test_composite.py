@@ -120,6 +120,13 @@ def test_what_any_child_wants_is_captured(tiny):
     assert children["one"].shown == children["two"].shown == made.rounds
 
 
+def test_what_a_child_learns_along_the_stream_the_composite_does(tiny):
+    learning = BaseProposer()
+    learning.scope = "stream"
+    assert FirstOf({"copy": PldDecoding().build(tiny), "neural": learning}).scope == "stream"
+    assert FirstOf({"copy": PldDecoding().build(tiny), "neural": None}).scope == "sequence"
+
+
 # ---------------------------------------------------------------- the account
 
 

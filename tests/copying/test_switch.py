@@ -124,7 +124,7 @@ def test_the_probe_reads_the_state_that_the_last_token_was_chosen_by(site, five)
         if state is None:  # a prompt of one token: nothing has been forwarded
             continue
         session = five.session(1, len(tokens))
-        direct = session.forward(torch.tensor([tokens[:-1]]), wants=Wants((1,), (1,)), logits=None)
+        direct = session.forward(torch.tensor([tokens[:-1]]), wants=Wants((1,), (1,)), logits=False)
         expected = (direct.attentions if site == "attention" else direct.blocks)[1][0, -1]
         torch.testing.assert_close(state, expected, atol=1e-4, rtol=1e-4)
         chance = float((expected @ given.weights).sigmoid())
@@ -265,7 +265,7 @@ def test_what_is_not_given_is_the_cards(changes, weight, expected, folder, tiny)
 
 
 def test_the_copys_length_by_the_card_and_the_clock(folder, tiny, monkeypatch):
-    monkeypatch.setattr(switch, "clock", lambda target: lambda tokens: 1 + 0.01 * tokens)
+    monkeypatch.setattr(switch, "clock", lambda target, invariant: lambda tokens: 1 + 0.01 * tokens)
     settings = SwitchSdDecoding(None, str(folder), length="auto")
     with pytest.raises(UserError, match=r"probe_checkpoint=.*damaged or of another kind .*copies"):
         settings.build(tiny)
@@ -277,6 +277,9 @@ def test_the_copys_length_by_the_card_and_the_clock(folder, tiny, monkeypatch):
         proposer = settings.build(tiny)
         assert proposer.settings.length == expected
         assert proposer.copy.length(None) == expected
+    write_probe(folder, tiny, weights_of(tiny), card_of(tiny, copies=[rows[0] | {"length": 65}]))
+    with pytest.raises(UserError, match=r"probe_checkpoint=.*of a length that no round verifies"):
+        settings.build(tiny)
     write_probe(folder, tiny, weights_of(tiny), card_of(tiny, copies=[]))
     with pytest.raises(UserError, match=r"decoding.length=auto: no copy was triggered"):
         settings.build(tiny)
@@ -333,6 +336,7 @@ def damage(folder, how, target):
             "convention": {"layer_convention": "input"},
             "sites": {"sites": card["sites"][1:]},
             "choice": {"choice": {**card["choice"], "layer": 9}},
+            "threshold": {"sites": [{**card["sites"][0], "threshold": 1.0}, *card["sites"][1:]]},
         }
         (folder / "card.json").write_text(json.dumps(card | changed[how]))
 
@@ -350,6 +354,7 @@ def damage(folder, how, target):
         ("convention", "its layer_convention is 'input'"),
         ("sites", "sites and layers of its figures"),
         ("choice", "its choice"),
+        ("threshold", "a threshold outside of 0 … 1"),
         ("own state", "reads a token's own state"),
     ],
 )

@@ -131,7 +131,7 @@ def test_figures_are_those_of_the_written_weights(done, root):
     states, labels, again = {("attention", 2): [], ("block", 7): []}, [], []
     for one in parts.test:
         session = target.session(1, len(one.ids))
-        direct = session.forward(torch.tensor([one.ids]), wants=Wants(every, every), logits=None)
+        direct = session.forward(torch.tensor([one.ids]), wants=Wants(every, every), logits=False)
         for site, layer in states:
             rows = (direct.attentions if site == "attention" else direct.blocks)[layer][0]
             states[site, layer].append(rows[one.start - 1 : -1])

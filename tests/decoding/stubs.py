@@ -67,7 +67,7 @@ class Resuming(BaseProposer):
         drafts = torch.randint(0, self.vocab, (3,), generator=self.generator)
         tokens = torch.cat([torch.tensor(context.tokens[-1:]), drafts])[None]
         plan = [layer < self.block for layer in range(context.session.arch.num_layers) for _ in range(2)]
-        output = context.session.forward(tokens, plan=plan, logits=None)
+        output = context.session.forward(tokens, plan=plan, logits=False)
         return Tree.chain(drafts, resume=Resume(self.block, output.hidden[0]))
 
 
@@ -149,5 +149,5 @@ class ResumingTree(BaseProposer):
         sees = ancestors(nodes(tree)[1][None])
         plan = [layer < self.block for layer in range(context.session.arch.num_layers) for _ in range(2)]
         positions = len(context.tokens) - 2 + sees.sum(-1)
-        output = context.session.forward(tokens, positions, sees, plan=plan, logits=None)
+        output = context.session.forward(tokens, positions, sees, plan=plan, logits=False)
         return Tree(drafts, tree.parents, resume=Resume(self.block, output.hidden[0]))

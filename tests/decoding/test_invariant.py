@@ -39,7 +39,7 @@ def test_every_node_of_a_tree_has_the_bits_of_its_path_decoded_token_by_token(ha
 
     def session():
         own = half.session(1, 64, invariant=True)
-        own.forward(prompt, logits=None)
+        own.forward(prompt, logits=False)
         own.advance([prompt.shape[1]])
         return own
 

@@ -19,8 +19,8 @@ import torch
 
 import specwave.artifacts
 from specwave.data import Sample
+from specwave.data.samples import prepare
 from specwave.eagle.offline import StatesConfig, offline
-from specwave.eagle.samples import prepare
 from specwave.target import ModelConfig, Target
 from specwave.target.identity import read_tokenizer
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 
 from specwave.data import Sample
+from specwave.data.samples import Prepared, prepare
 from specwave.eagle import offline as room
 from specwave.eagle.offline import StatesConfig, offline
-from specwave.eagle.samples import Prepared, prepare
 
 FIRST = [(2, 4, 5), (7,)]
 

@@ -24,9 +24,9 @@ from specwave.app.exports import Exports
 from specwave.app.train import TrainConfig, main
 from specwave.app.trainer import TrainerConfig
 from specwave.data import Sample
+from specwave.data.samples import prepare
 from specwave.eagle.module import GroupTraining
 from specwave.eagle.options import Eagle3
-from specwave.eagle.samples import prepare
 from specwave.target import ModelConfig
 
 STEPS, SAVE, KILLS = 16, 3, 5

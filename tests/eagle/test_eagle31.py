@@ -17,6 +17,7 @@ from specwave.app.run import Run
 from specwave.app.train import TrainConfig, main
 from specwave.app.trainer import TrainerConfig
 from specwave.artifacts import UserError, conf_dir
+from specwave.data.samples import BuiltinData
 from specwave.decoding import generate
 from specwave.eagle import Eagle3 as Proposer
 from specwave.eagle import load_drafter
@@ -27,7 +28,6 @@ from specwave.eagle.frozen import FrozenDrafter
 from specwave.eagle.loss import ttt_loss
 from specwave.eagle.options import Eagle3
 from specwave.eagle.reference import ttt_loss_reference, unrolled_logits
-from specwave.eagle.samples import BuiltinData
 from specwave.eagle.vocab import build_vocab_map
 from specwave.target import ModelConfig
 

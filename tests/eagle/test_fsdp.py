@@ -19,7 +19,8 @@ from specwave.app.preflight import architecture, forecast
 from specwave.app.run import Run
 from specwave.app.train import main
 from specwave.artifacts import UserError
-from specwave.eagle import budget, world
+from specwave.data import world
+from specwave.eagle import budget
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from specwave.app.train import TrainConfig, main
 from specwave.app.trainer import TrainerConfig
 from specwave.artifacts import UserError, cache_dir
+from specwave.data.datamodule import Stream, collate
 from specwave.eagle import offline as room
-from specwave.eagle.datamodule import Stream, collate
 from specwave.eagle.drafter import DrafterConfig, Eagle3Drafter
 from specwave.eagle.export import read_drafter
 from specwave.eagle.loss import ttt_loss

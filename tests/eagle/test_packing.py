@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specwave.data.conversations import Sample
-from specwave.eagle.datamodule import collate
+from specwave.data.datamodule import collate
 from specwave.eagle.divergence import FORMS
 from specwave.eagle.drafter import DrafterConfig, Eagle3Drafter
 from specwave.eagle.loss import ttt_loss

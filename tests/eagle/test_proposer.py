@@ -283,10 +283,6 @@ def test_a_folder_becomes_a_proposer(tiny, families, tmp_path):
         ({"top_k": 10, "total_token": 1}, "decoding.total_token=1: counts the root"),
         ({"total_token": "most"}, "decoding.total_token=most: must be auto, null, or a number from 2 to 65"),
         ({"total_token": "auto", "levels": 3}, "decoding.levels=3: total_token=auto chooses it"),
-        (
-            {"total_token": "auto", "batch_invariant": True},
-            "decoding.total_token=auto: its times are those of ordinary",
-        ),
         ({"total_token": "auto", "top_k": 3}, "decoding.top_k=3: total_token=auto chooses it"),
         ({"top_k": 10, "total_token": 66}, "decoding.total_token=66: counts the root"),
         ({"total_token": 30}, "decoding.total_token=30: top_k=1 is a chain"),

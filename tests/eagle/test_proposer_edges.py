@@ -94,7 +94,6 @@ def test_nothing_is_drafted_that_cannot_be_committed(tiny):
         ({"levels": 5}, "levels"),
         ({"top_k": 4}, "top_k"),
         ({"tree": [[0], [1]]}, "tree"),
-        ({"batch_invariant": True}, "total_token"),
     ],
 )
 def test_what_the_clock_chooses_cannot_be_given_to_load_drafter(settings, key, tiny, tmp_path):

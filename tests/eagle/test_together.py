@@ -361,7 +361,7 @@ def test_without_deepspeed_it_is_named(monkeypatch):
 
 def test_more_processes_than_rows(monkeypatch):
     from specwave.data import Sample
-    from specwave.eagle.datamodule import Stream
+    from specwave.data.datamodule import Stream
 
     samples = [Sample([1, 2, 3, 4], [False, True, True, True], f"s{place}") for place in range(3)]
     with pytest.raises(UserError, match=r"trainer\.devices=4: a step has 3 rows"):

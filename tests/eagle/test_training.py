@@ -19,17 +19,18 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from specwave.app.distributed import DdpConfig
 from specwave.app.groups import wanted_groups
 from specwave.app.train import TrainConfig, main
 from specwave.app.trainer import TrainerConfig
 from specwave.artifacts import Selection, UserError
 from specwave.benchmark.drafters import find_drafters
+from specwave.data.samples import BuiltinData
 from specwave.eagle.drafter import DrafterConfig, Eagle3Drafter
 from specwave.eagle.export import read_drafter
 from specwave.eagle.loss import counting_slots, ttt_loss
 from specwave.eagle.module import GroupTraining
 from specwave.eagle.options import Eagle3
-from specwave.eagle.samples import BuiltinData
 from specwave.eagle.slots import ahead
 from specwave.eagle.start import initialise
 from specwave.eagle.targets import read_target
@@ -469,7 +470,40 @@ def test_eight_gpus_where_there_are_none(tmp_path, monkeypatch):
     with pytest.raises(
         UserError, match=r"trainer.devices=8: 8 CUDA GPUs are asked for and 0 are here: use trainer=cpu"
     ):
-        main(TrainConfig(None, None, None, trainer, None), run_in(tmp_path))
+        main(TrainConfig(ModelConfig("tiny", "tiny"), None, None, trainer, None), run_in(tmp_path))
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda place: None)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "wanted", "found"),
+    [
+        (TrainerConfig("gpu"), "cuda:1", ("cuda:1", [1])),
+        (TrainerConfig("gpu"), "auto", ("cuda", 1)),
+        (TrainerConfig("gpu"), "cuda", ("cuda", 1)),
+        (TrainerConfig("cpu"), "cpu", ("cpu", 1)),
+        (TrainerConfig("gpu"), "cuda:2", "model.device=cuda:2: there are 2 CUDA devices here"),
+        (TrainerConfig("cpu"), "cuda:1", "model.device=cuda:1: the trainer runs on cpu: set model.device=cpu"),
+        (DdpConfig("gpu"), "cuda", ("cuda:0", 2)),
+        (DdpConfig("gpu"), "cuda:1", "model.device=cuda:1: every process takes a GPU of its own: give auto or cuda"),
+    ],
+)
+def test_a_gpu_by_its_number_is_the_targets_and_lightnings(trainer, wanted, found, two_gpus, monkeypatch):
+    """(the device that the target is loaded to, Lightning's `devices`)."""
+    model = ModelConfig("tiny", "tiny", device=wanted)
+    if isinstance(found, str):
+        with pytest.raises(UserError) as refused:
+            trainer.device_for(model)
+        assert str(refused.value).startswith(found)
+        return
+    monkeypatch.setattr("specwave.app.trainer.pl.Trainer", lambda **given: given["devices"])
+    device = trainer.device_for(model)
+    assert (device, trainer.build(torch.float32, torch.device(device), None, [])) == found
 
 
 def test_one_gpu_where_there_is_none(monkeypatch):
@@ -507,13 +541,23 @@ def test_groups_of_a_selection(tiny, family_folders, tmp_path):
     chosen = Selection.load(a_selection(tiny, tmp_path))
     config = a_config(family_folders, selection=str(tmp_path), top=2, groups=None)
 
-    def found(config, chosen=chosen):
-        return [(wanted.layers, wanted.rule) for wanted in wanted_groups(config, chosen, 8)]
+    def found(config, *selections):
+        return [(wanted.layers, wanted.rule) for wanted in wanted_groups(config, selections or [chosen], 8)]
 
     assert found(config) == [((1, 6), "elsi"), ((0, 6), "elsi")]
     config = a_config(family_folders, selection=str(tmp_path), groups=["eagle3", [6, 1], [7]])
     assert found(config) == [((1, 6), "elsi"), ((2, 4, 5), "eagle3"), ((7,), None)]
-    assert found(a_config(family_folders, groups=None), None) == [((2, 4, 5), "eagle3")]
+    other = Selection.load(
+        a_selection(tiny, tmp_path / "other", layers=[3], beam=[{"layers": [3], "entropy": 1.0}], m=1)
+    )
+    config = a_config(family_folders, selection=[str(tmp_path), str(tmp_path / "other")], groups=["eagle2", [3]])
+    assert found(config, chosen, other) == [((1, 6), "elsi"), ((3,), "elsi"), ((7,), "eagle2")]
+    with pytest.raises(UserError, match="the selection holds 1 groups"):
+        found(a_config(family_folders, selection=["a", "b"], top=2, groups=None), chosen, other)
+    assert [wanted.rule for wanted in wanted_groups(a_config(family_folders, groups=None), [], 8)] == ["eagle3"]
+    for wrong in ([], [3], 3, [""]):
+        with pytest.raises(UserError, match="selection="):
+            a_config(family_folders, selection=wrong)
 
 
 def test_a_group_with_switches_of_its_own(family_folders, tmp_path):

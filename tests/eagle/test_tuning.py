@@ -48,6 +48,29 @@ def test_the_choice_is_noted_and_changes_no_token(folder, tiny, monkeypatch):
     assert {choice["drafts"] for choice in choices} >= {0, 1, 8}
 
 
+def test_batch_invariant_decoding_is_tuned_by_its_own_clock(folder, tiny, monkeypatch):
+    """Its forwards take another time, so the clock times them, the drafter is watched with them, and both are noted
+    apart from those of ordinary decoding."""
+    timed, watched = [], []
+    measure, decode = clock_room._measure, tuning.generate
+    monkeypatch.setattr(clock_room, "_measure", lambda *how: timed.append(how[-1]) or measure(*how))
+    monkeypatch.setattr(
+        tuning, "generate", lambda *what, **how: watched.append(how["batch_invariant"]) or decode(*what, **how)
+    )
+    drafter = Eagle3Decoding(total_token="auto", batch_invariant=True).build(tiny, folder)
+    assert (timed, set(watched)) == ([True], {True})
+    assert drafter.settings.batch_invariant
+    assert drafter.settings.total_token != "auto"
+    plain = generate(tiny, None, PROMPTS, max_new_tokens=20, batch_invariant=True)
+    assert generate(tiny, drafter, PROMPTS, max_new_tokens=20, batch_invariant=True).tokens == plain.tokens
+    ordinary = load_drafter(folder, tiny, total_token="auto")
+    assert (timed, set(watched), ordinary.settings.batch_invariant) == ([True, False], {True, False}, False)
+    for place in ("clock", "tuned"):
+        assert len(list((Path(os.environ["SPECWAVE_CACHE"]) / place).iterdir())) == 2
+    Eagle3Decoding(total_token="auto", batch_invariant=True).build(tiny, folder)
+    assert timed == [True, False]
+
+
 CHAIN = {"levels": 1, "drafts": 1, "chain": True, "tokens": 2.0, "seconds": 1.0}
 DAMAGED = [
     "[" * 5000,

@@ -27,9 +27,9 @@ from specwave.app.run import Run
 from specwave.app.train import TrainConfig, main
 from specwave.app.trainer import TrainerConfig
 from specwave.artifacts import UserError
+from specwave.data.samples import BuiltinData
 from specwave.eagle.module import GroupTraining
 from specwave.eagle.options import Eagle3
-from specwave.eagle.samples import BuiltinData
 from specwave.target import ModelConfig
 
 PROCESSES = 2

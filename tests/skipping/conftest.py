@@ -67,7 +67,7 @@ def opened():
         prompts = [torch.randint(3, target.vocab_size, (length,), generator=draw) for length in lengths]
         session = target.session(len(lengths), max(lengths) + room)
         padded = torch.nn.utils.rnn.pad_sequence([prompt[:-1] for prompt in prompts], batch_first=True)
-        session.forward(padded, logits=None)
+        session.forward(padded, logits=False)
         session.advance([length - 1 for length in lengths])
         return session, prompts
 

@@ -1,5 +1,7 @@
 """ASD as we read it: which attentions are dropped, by hand, and the cosines they are dropped by, in the loop."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,7 +27,7 @@ class Spied(Asd):
 
     def make(self, contexts):
         (context,) = contexts
-        found = (self._sum / self._tokens).tolist()
+        found = self.cosines()
         self.seen.append((found, super().make(contexts), list(context.tokens), len(context.blocks[0])))
         return self.seen[-1][1]
 
@@ -52,6 +54,21 @@ def test_cosines_are_those_of_the_stream_before_and_after_each_attention(family,
         assert plan.kept[0]
         assert plan.kept[14]
     assert any(plan.attentions < 8 for _, plan, _, _ in method.source.seen)
+
+
+def test_the_window_is_of_the_last_rounds_however_long_nobody_asks(mild):
+    """As within a composite, while copies are drafted: the plan is made on the rounds just verified."""
+    target = mild["llama"]
+    source = Asd(target, AsdDecoding(window=2, every=4))
+    source.watching = True
+    draw = torch.Generator().manual_seed(0)
+    rounds = []
+    for count in (3, 1, 2, 4):
+        blocks, attentions = torch.randn(2, 8, count, 6, generator=draw)
+        rounds.append(F.cosine_similarity(blocks[:6], attentions[1:7], dim=-1))
+        context = SimpleNamespace(blocks=dict(enumerate(blocks)), attentions=dict(enumerate(attentions)))
+        source.observe([SimpleNamespace(context=context)])
+    assert source.cosines() == pytest.approx(torch.cat(rounds[2:], 1).mean(1).tolist())
 
 
 def test_where_nothing_is_dropped_nothing_is_drafted(mild):

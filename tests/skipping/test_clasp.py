@@ -101,7 +101,7 @@ def test_plans_are_made_on_the_last_accepted_token(family, mild):
         assert plan.kept[::2] == plan.kept[1::2]  # whole blocks
         session = target.session(len(rows), max(map(len, rows)))
         padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(tokens[:-2]) for tokens in rows], batch_first=True)
-        session.forward(padded, logits=None)
+        session.forward(padded, logits=False)
         session.advance([len(tokens) - 2 for tokens in rows])
         last = torch.tensor([[tokens[-2]] for tokens in rows])
         output = session.forward(last, wants=Wants(tuple(range(8))))

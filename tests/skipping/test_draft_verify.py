@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -50,7 +51,7 @@ def test_alpha_is_what_forwards_agree_on(family, mild, costs):
         for sample in samples:
             start = sample.answer.index(True)
             session = target.session(1, len(sample.ids))
-            session.forward(torch.tensor([sample.ids[: start - 1]]), logits=None)
+            session.forward(torch.tensor([sample.ids[: start - 1]]), logits=False)
             session.advance([start - 1])
             logits = session.forward(torch.tensor([sample.ids[start - 1 : -1]]), plan=kept).logits[0]
             right += int((logits.argmax(-1) == torch.tensor(sample.ids[start:])).sum())
@@ -108,6 +109,13 @@ def test_without_optuna_the_extra_is_named(monkeypatch):
         optimise(worth, 4, 3, seed=0)
 
 
+def test_without_optuna_the_target_answers_nothing(monkeypatch, mild, cached):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.setattr(draft_verify, "answered", lambda *_, **__: pytest.fail("answers that nobody can search on"))
+    with pytest.raises(UserError, match=r"decoding\.plan=null: .*pip install 'specwave\[bayes\]'"):
+        SMALL.build(mild["llama"])
+
+
 # ---------------------------------------------------------------- build, note and report
 
 
@@ -139,6 +147,8 @@ def test_a_plan_is_found_once_and_used_again(mild, cached, tmp_path):
     first.report(tmp_path)
     given = replace(SMALL, plan=str(tmp_path / "plan.json")).build(target)
     assert (given.source.present.kept, given.source.present.gamma) == (first.source.present.kept, 4)
+    other = replace(SMALL, plan=str(tmp_path / "plan.json"), gamma=2).build(target)
+    assert other.source.present.gamma == other.settings.gamma == 4  # the file's, and results say so
     assert len(cached) == 1
     (note,) = (tmp_path / "cache/plans").iterdir()
     note.write_text(note.read_text()[:-20])  # damaged: found again

@@ -17,7 +17,7 @@ from specwave.decoding import BaseProposer, Context, Sampling, Tree, generate
 from specwave.decoding.resume import verify
 from specwave.skipping import Below, DelDecoding, LayerSkipDecoding
 from specwave.skipping.early_exit import draft_to_exit
-from specwave.skipping.layerskip import exit_block
+from specwave.skipping.exits import exit_block
 from specwave.skipping.plans import read_plan
 from specwave.target import ModelConfig, Session, Wants, load_target
 from specwave.target.tiny import make_tiny
@@ -37,7 +37,7 @@ def forwards(monkeypatch):
 
     def noted(self, tokens, *args, **more):
         new = (tokens if tokens is not None else more["hidden"]).shape[1]
-        if new > 1 and more.get("logits", "all") is not None:
+        if new > 1 and more.get("logits", True):
             starts.append(more.get("start_block", 0))
         return forward(self, tokens, *args, **more)
 

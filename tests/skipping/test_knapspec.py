@@ -186,6 +186,21 @@ def test_one_decoding_at_a_time(mild, costs):
 # ---------------------------------------------------------------- on what, and what comes out
 
 
+def test_the_window_is_of_the_last_rounds_however_long_nobody_asks(mild, costs):
+    """As within a composite, while copies are drafted: memory holds a window, and the plan is made on that one."""
+    target = mild["llama"]
+
+    class Shy(KnapSpec):
+        def plan(self, contexts):
+            return super().plan(contexts) if self.rounds == 12 else self.present
+
+    method = proposer(target, costs, kind=type("Seen", (Shy, Watched), {}))
+    generate(target, method, PROMPTS[0], max_new_tokens=40, eos_ids=())
+    (evidence, rows), *_ = method.source.seen
+    assert method.source.settings.window == 3
+    assert (len(rows[0]) - len(PROMPTS[0]), evidence.windows[0].length) == (12, 3)  # decoded plainly till then
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS[::2], ids=NAMES[::2])
 def test_evidence_is_what_the_target_did(sampling, mild, costs):
     target = mild["qwen3"]
@@ -273,6 +288,20 @@ def test_a_report_holds_every_plan_once(mild, costs, tmp_path):
         assert rows == method.source.log
         assert len(rows) % count == 0
     assert len(json.loads((tmp_path / "latency.json").read_text())["contexts"]) == 3
+
+
+def test_what_a_killed_run_left_half_written_is_dropped(mild, costs, tmp_path):
+    method = proposer(mild["llama"], costs)
+    generate(mild["llama"], method, PROMPTS[0], max_new_tokens=30)
+    method.flush(tmp_path)
+    whole = (tmp_path / "plans.jsonl").read_text()
+    (tmp_path / "plans.jsonl").write_text(whole + whole[:40])
+    again = proposer(mild["llama"], costs)
+    again.take_up(tmp_path)
+    generate(mild["llama"], again, PROMPTS[1], max_new_tokens=30)
+    again.report(tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "plans.jsonl").read_text().splitlines()]
+    assert rows == [*method.source.log, *again.source.log]
 
 
 # ---------------------------------------------------------------- settings

@@ -1,5 +1,7 @@
 """SWIFT's search: what is tried, on what, when it ends, and that it is carried along the stream."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -34,7 +36,7 @@ def matched(target, tokens, window, kept):
     """How many of the last tokens a forward with the kept set predicts, behind the target's own cache."""
     start = len(tokens) - window
     session = target.session(1, len(tokens))
-    session.forward(torch.tensor([tokens[: start - 1]]), logits=None)
+    session.forward(torch.tensor([tokens[: start - 1]]), logits=False)
     session.advance([start - 1])
     logits = session.forward(torch.tensor([tokens[start - 1 : -1]]), plan=kept).logits[0]
     return int((logits.argmax(-1) == torch.tensor(tokens[start:])).sum())
@@ -112,6 +114,11 @@ def test_what_was_found_is_carried_along(mild):
     assert len(method.source.tried) > first > 0
     assert method.source.best.alpha >= best.alpha
     assert method.source.log[first]["round"] > method.source.log[first - 1]["round"]
+
+
+def test_a_share_is_no_less_for_being_written_in_decimals():
+    """27 blocks have 50 sub-layers between first and last: 0.58 of them are 29, not int(28.999…)."""
+    assert Swift(SimpleNamespace(num_layers=27), SwiftDecoding(skip=0.58)).count == 29
 
 
 def test_short_answers_try_nothing(mild):

@@ -17,7 +17,7 @@ def opened(target, lengths, room=24):
     """A session with committed rows of these lengths."""
     draw = torch.Generator().manual_seed(0)
     session = target.session(len(lengths), max(lengths) + room)
-    session.forward(torch.randint(512, (len(lengths), max(lengths)), generator=draw), logits=None)
+    session.forward(torch.randint(512, (len(lengths), max(lengths)), generator=draw), logits=False)
     session.advance(list(lengths))
     return session
 
@@ -87,7 +87,7 @@ def test_batch_invariant_states_are_the_same_to_the_bit(tiny):
     tokens = torch.randint(512, (1, 5))
     sessions = [tiny.session(1, 32, True) for _ in range(2)]
     for session in sessions:
-        session.forward(torch.arange(9)[None], logits=None)
+        session.forward(torch.arange(9)[None], logits=False)
         session.advance([9])
     expected = sessions[0].forward(tokens)
     hidden = torch.cat([step.hidden for step in stepped(sessions[1], tokens, 3)], 1)
@@ -105,7 +105,7 @@ def test_recorded_exits_and_what_follows_them_are_the_eager_ones(recording, tiny
         tokens, made = torch.randint(512, (2, 4)), []
         for session in (ours, theirs):
             hidden = torch.cat([step.hidden for step in stepped(session, tokens, 3, wants)], 1)
-            unscored = session.forward(tokens[:, :1], end_block=3, logits=None)
+            unscored = session.forward(tokens[:, :1], end_block=3, logits=False)
             assert unscored.logits is None
             made.append((session.forward(None, start_block=3, hidden=hidden, wants=wants), unscored))
         (found, exited), (expected, known) = made

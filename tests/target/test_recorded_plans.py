@@ -10,7 +10,7 @@ from specwave.target.session import PLANS
 def opened(target, rows=1):
     session = target.session(rows, 60)
     draw = torch.Generator().manual_seed(0)
-    session.forward(torch.randint(512, (rows, 9), generator=draw), logits=None)
+    session.forward(torch.randint(512, (rows, 9), generator=draw), logits=False)
     session.advance([9] * rows)
     return session
 

@@ -174,6 +174,10 @@ def test_a_folder_is_named_by_its_name_however_it_is_written(place, family_folde
         ("no-such-org/no-such-model", "auto", "auto", "model.source"),
         ("tiny", "float8", "auto", "model.dtype"),
         ("tiny", "auto", "warp", "model.device"),
+        ("tiny", "auto", "meta", "model.device"),
+        ("tiny", "auto", "cpu:1", "model.device"),
+        ("tiny", "auto", "cuda:", "model.device"),
+        ("tiny", "auto", "cuda:-1", "model.device"),
     ],
 )
 def test_bad_names_are_user_errors(name, dtype, device, key):

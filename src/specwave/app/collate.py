@@ -8,8 +8,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from specwave.artifacts import write_text
 MEASURED = ("wall_seconds", "peak_memory_bytes", "peak_gpu_memory_bytes")
 LONGEST = 16  # entries of a list that a column can hold
 ERROR_WIDTH = 90  # letters of an error in sweep.md; sweep.csv has all of them
+WIDEST_VALUE = 22  # letters of a swept value in a label
+BUILT = re.compile(r"\{\s*_target_\s*:\s*(?:\w+\.)*(\w+)\s*,?(.*)\}")  # {_target_: package.Class, key: value}
 UNITS = {"_seconds": ("s", 1.0), "_bytes": ("GiB", 2.0**30)}
 Row = dict[str, Any]
 
@@ -33,7 +37,11 @@ def rows(folder: Path) -> list[Row]:
     most 16 of them), wall_seconds, peak_memory_bytes, peak_gpu_memory_bytes where a GPU was used, error. None where a
     job has no such thing; a run.yaml that cannot be read is a row of status `unreadable`.
     """
-    found = records(folder)
+    return table_of(records(folder))
+
+
+def table_of(found: Mapping[str, dict[str, Any]]) -> list[Row]:
+    """The same for jobs (folder → run.yaml) that may lie anywhere."""
     typed = {job: dict(_typed(record)) for job, record in found.items()}
     swept = _swept([typed[job] for job, record in found.items() if "overrides" in record])
     facts = list(dict.fromkeys(key for record in found.values() for key in _facts(record)))
@@ -50,7 +58,7 @@ def rows(folder: Path) -> list[Row]:
 def records(folder: Path) -> dict[str, dict[str, Any]]:
     """Job (its folder below a sweep's) → its run.yaml, in the order of their numbers."""
     found = {}
-    for place, below, files in os.walk(folder):
+    for place, below, files in os.walk(folder, followlinks=True):  # chain.py links to the folders of its jobs
         if RUN_FILE in files and Path(place) != folder:
             below.clear()  # what lies inside a job is the job's own affair
             found[Path(place).relative_to(folder).as_posix()] = _read(Path(place) / RUN_FILE)
@@ -106,7 +114,25 @@ def swept_of(table: Sequence[Row]) -> list[str]:
     return names[1 : names.index("status")] if names else []
 
 
+def first_number(table: Sequence[Row]) -> str:
+    """The fact to draw where no layers were chosen; the time a job took when none noted a number."""
+    return next((name for name in facts_of(table) if any(is_number(row[name]) for row in table)), "wall_seconds")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 # ---------------------------------------------------------------- texts
+
+
+def short(value: str | None) -> str:
+    """A swept value in a label, 22 letters at most; of what has a `_target_`, its class and its other keys."""
+    text = "–" if value is None else value
+    if built := BUILT.fullmatch(text):
+        name, more = built.groups()
+        text = f"{name}({more.strip()})" if more.strip() else name
+    return text if len(text) <= WIDEST_VALUE else text[: WIDEST_VALUE - 1] + "…"
 
 
 def csv_text(table: Sequence[Row]) -> str:
@@ -128,7 +154,7 @@ def markdown(table: Sequence[Row], limit: int | None = None) -> str:
     same = _constant(table)
     names = [key for key in table[0] if key not in same and any(row[key] not in (None, "") for row in table)]
     cells = [[_cell(key, row[key]) for key in names] for row in table]
-    heads = [_head(key) for key in names]
+    heads = [head(key) for key in names]
     right = [all(isinstance(row[key], int | float | None) for row in table) for key in names]
     shown = cells if limit is None else cells[:limit]
     widths = [max(len(cell[place]) for cell in [heads, *shown]) for place in range(len(names))]
@@ -157,7 +183,8 @@ def _constant(table: Sequence[Row]) -> dict[str, Any]:
     return same
 
 
-def _head(key: str) -> str:
+def head(key: str) -> str:
+    """A column's name with its unit."""
     for ending, (unit, _) in UNITS.items():
         if key.endswith(ending):
             return f"{key.removesuffix(ending)} ({unit})"
@@ -194,12 +221,25 @@ def standing(table: Sequence[Row]) -> str:
 # ---------------------------------------------------------------- files
 
 
-def write(folder: Path, app: str, table: Sequence[Row]) -> list[Path]:
-    """sweep.csv, sweep.md, sweep.png and sweep.svg in the sweep's folder, each whole or absent."""
+def write(folder: Path, app: str, table: Sequence[Row], name: str = "sweep") -> list[Path]:
+    """<name>.csv, .md, .tex, .png and .svg in the sweep's folder, each whole or absent; with several seeds
+    <name>_seeds.csv, with one key or more than two <name>_keys.png and .svg."""
+    from specwave.app import sweep_tables
     from specwave.app.sweep_figures import sweep_figure  # matplotlib, which no job of a sweep may need
+    from specwave.app.sweep_plots import keys_figure
 
     title = f"{app}: {standing(table)}"
-    pictures = sweep_figure(folder / "sweep", table, title)
-    write_text(folder / "sweep.csv", csv_text(table))
-    write_text(folder / "sweep.md", f"# {title}\n\n{markdown(table)}\n\n![{title}]({pictures[0].name})\n")
-    return [folder / "sweep.csv", folder / "sweep.md", *pictures]
+    pictures = sweep_figure(folder / name, table, title)
+    pictures += keys_figure(folder / f"{name}_keys", table, title)
+    texts = {f"{name}.csv": csv_text(table)}
+    shown = [markdown(table)]
+    seeds = sweep_tables.over_seeds(table)
+    if seeds:
+        texts[f"{name}_seeds.csv"] = sweep_tables.seeds_csv(seeds)
+        shown.append(f"Means over seeds [95 % interval]:\n\n{sweep_tables.seeds_markdown(seeds)}")
+    shown += [f"![{title}]({picture.name})" for picture in pictures if picture.suffix == ".png"]
+    texts[f"{name}.md"] = "\n\n".join([f"# {title}", *shown]) + "\n"
+    texts[f"{name}.tex"] = sweep_tables.sweep_latex(title, table, seeds)
+    for file, text in texts.items():
+        write_text(folder / file, text)
+    return [*(folder / file for file in texts), *pictures]

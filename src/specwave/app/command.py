@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +23,7 @@ from specwave.app import config as configs
 from specwave.app.complaints import explain, is_group, parse
 from specwave.app.job import Job, complain, exit_code, is_main, join, launched_by, take_codes
 from specwave.app.run import changed_settings, claim, make
-from specwave.app.usage import usage
+from specwave.app.usage import listing, usage
 from specwave.artifacts import UserError, conf_dir
 
 LONGEST_TABLE = 40  # rows of a sweep on the console
@@ -48,10 +48,11 @@ def run_command(app: str, argv: Sequence[str]) -> int:
 class Request:
     """A command line, read."""
 
-    overrides: list[str]
+    overrides: Sequence[str]
     multirun: bool = False
     help: bool = False
-    flags: list[str] = field(default_factory=list)  # those that Hydra answers: --cfg, --info, …
+    list: str | None = None  # the group whose options are asked for, by list=<its name>
+    flags: Sequence[str] = ()  # those that Hydra answers: --cfg, --info, …
 
 
 class _Parser(argparse.ArgumentParser):
@@ -72,14 +73,17 @@ def read_command_line(app: str, argv: Sequence[str]) -> Request:
     parser.add_argument("-sc", "--shell-completion", action="store_true")
     parser.add_argument("-cd", "--config-dir", help="a folder of further options, laid out like conf/")
     given = parser.parse_intermixed_args(list(argv))
-    overrides = [f"hydra.job.name={app}", *given.overrides]
+    asked = [word for word in given.overrides if word.startswith("list=")]
+    overrides = [f"hydra.job.name={app}", *(word for word in given.overrides if word not in asked)]
     if given.config_dir is not None:
         if not Path(given.config_dir).is_dir():
             raise UserError("--config-dir", given.config_dir, "there is no such folder")
         overrides.append(f"hydra.searchpath=[{quoted('file://' + os.path.abspath(given.config_dir))}]")
     flags = [name for name in ("resolve", "hydra_help", "shell_completion") if getattr(given, name)]
     flags += [f"{name}={getattr(given, name)}" for name in ("cfg", "package", "info") if getattr(given, name)]
-    return Request(overrides, given.multirun, given.help, [f"--{flag.replace('_', '-', 1)}" for flag in flags])
+    spelled = [f"--{flag.replace('_', '-', 1)}" for flag in flags]
+    wanted = asked[-1].removeprefix("list=") if asked else None
+    return Request(overrides, given.multirun, given.help, wanted, spelled)
 
 
 def quoted(value: str) -> str:
@@ -110,8 +114,8 @@ def check_choices(app: str, overrides: Sequence[str]) -> None:
 
 
 def _run(app: str, request: Request) -> int:
-    if request.help:
-        print(usage(app, first_choices(request.overrides)))
+    if request.help or request.list is not None:
+        print(usage(app, first_choices(request.overrides)) if request.list is None else listing(app, request.list))
         return 0
     job = Job(app, [sys.argv[0], *sys.argv[1:]])
     if request.flags:

@@ -15,6 +15,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from specwave.artifacts import UserError, conf_dir
 
+EXTRAS = {  # plugins of Hydra and the extras of specwave that bring them
+    ("hydra/launcher", "joblib"): "sweep",
+    ("hydra/launcher", "submitit_local"): "slurm",
+    ("hydra/launcher", "submitit_slurm"): "slurm",
+}
 Keys = Callable[..., list[str]]  # (app, overrides, hydra=False) → all keys of the config they compose
 
 
@@ -56,7 +61,7 @@ def is_group(key: str) -> bool:
 
 
 def groups() -> list[str]:
-    return sorted(folder.name for folder in conf_dir().iterdir() if folder.is_dir())
+    return sorted(folder.name for folder in conf_dir().iterdir() if folder.is_dir() and folder.name != "hydra")
 
 
 def options(group: str) -> list[str]:
@@ -70,6 +75,15 @@ def refuse_includes(overrides: Sequence[str]) -> None:
         key, _, value = override.partition("=")
         if value.startswith("_") and is_group(key.lstrip("+")):
             raise one_of(key, value, options(key.lstrip("+")))
+
+
+def refuse_experiment(hydra: Any, app: str) -> None:
+    """An experiment that another command takes: its second line says which."""
+    chosen = hydra.runtime.choices.get("experiment") if hydra is not None else None
+    path = conf_dir() / "experiment" / f"{chosen}.yaml"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    if len(lines) > 1 and lines[1].startswith("# python ") and f" {app}.py " not in lines[1]:
+        raise UserError("experiment", chosen, f"it is for another command: {lines[1].removeprefix('# ')}")
 
 
 # ---------------------------------------------------------------- names
@@ -142,10 +156,12 @@ def _no_such_option(error: MissingConfigException) -> UserError:
     wanted = error.missing_cfg_file or "?"
     group, _, option = wanted.rpartition("/")
     found = list(error.options or []) or _listed(str(error))
+    if (group, option) in EXTRAS:
+        kind = group.partition("/")[2]
+        remedy = f"this {kind} is a package of its own: pip install 'specwave[{EXTRAS[group, option]}]'"
+        return UserError(group, option, remedy)
     if not group or not found:
         return UserError("config", wanted, "there is no such config file")
-    if (group, option) == ("hydra/launcher", "joblib"):
-        return UserError(group, option, "this launcher is a package of its own: pip install 'specwave[sweep]'")
     return one_of(group, option, [name for name in found if not name.startswith("_")])
 
 

@@ -7,6 +7,7 @@ No DictConfig or ListConfig leaves this file.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import importlib
@@ -20,11 +21,12 @@ from typing import Any, get_origin, get_type_hints
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specwave.app.complaints import explain, no_such_key, one_of, parse, refuse_includes
+from specwave.app.complaints import explain, no_such_key, one_of, parse, refuse_experiment, refuse_includes
 from specwave.app.kinds import (
     dataclass_of,
     expected,
@@ -87,13 +89,24 @@ def compose(app: str, overrides: Sequence[str]) -> DictConfig:
     """The composed config with its `hydra` node. Raises UserError on whatever the overrides get wrong."""
     try:
         refuse_includes(overrides)
-        with initialize_config_dir(str(conf_dir()), job_name=app, version_base=VERSION_BASE):
+        with _outside_jobs(), initialize_config_dir(str(conf_dir()), job_name=app, version_base=VERSION_BASE):
             return hydra_compose(app, list(overrides), return_hydra_config=True)
     except Exception as error:
         complaint = explain(error, app, overrides, known_keys)
         if complaint is None:
             raise
         raise complaint from None
+
+
+@contextlib.contextmanager
+def _outside_jobs() -> Iterator[None]:
+    """Hydra composes for one command at a time: within a job it forgets the job's for a while."""
+    job = GlobalHydra.instance().hydra
+    GlobalHydra.instance().hydra = None
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().hydra = job
 
 
 class Composer:
@@ -181,7 +194,10 @@ def check(app: str, composed: DictConfig) -> dict[str, Any]:
     own = config_class(app)
     names = {entry.name for entry in dataclasses.fields(own)}
     shared = {entry.name for entry in dataclasses.fields(Common)}
-    for key in content.keys() - names - shared:
+    unknown = content.keys() - names - shared
+    if unknown:
+        refuse_experiment(composed.get("hydra"), app)
+    for key in unknown:
         raise no_such_key(key, content[key], sorted(names | shared))
     common = _typed(Common, {key: value for key, value in content.items() if key in shared}, "", Checker())
     checker = Checker(tuple(common["allow_targets"]))
@@ -322,9 +338,9 @@ def _construct(cls: type, node: dict[str, Any], path: str = "", idle: Sequence[s
 
 
 def _within(path: str, error: UserError) -> UserError:
-    """A decoding method names its keys as those of `decoding`, wherever in it the method stands."""
-    group = "decoding."
-    if not path.startswith(group) or not error.key.startswith(group) or error.key.startswith(f"{path}."):
+    """A decoding method names its keys as those of `decoding`, wherever in it the method stands; so do selectors."""
+    group = next((group for group in ("decoding.", "selector.") if path.startswith(group)), None)
+    if group is None or not error.key.startswith(group) or error.key.startswith(f"{path}."):
         return error
     return UserError(_join(path, error.key.removeprefix(group)), error.value, error.remedy)
 

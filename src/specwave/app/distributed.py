@@ -26,7 +26,7 @@ from torch import nn
 
 from specwave.app.trainer import TrainerConfig, gpus
 from specwave.artifacts import UserError, write_text
-from specwave.eagle.world import Engine
+from specwave.data.world import Engine
 
 POINTER = "latest"  # the file in which DeepSpeed looks for the name of the newest checkpoint
 STEP = "step_"  # such a name: step_<n>, a folder
@@ -70,6 +70,12 @@ class DdpConfig(TrainerConfig):
             remedy = f"{self.per_node} processes are asked for and this machine has {cores} cores: use at most as many"
             raise UserError("trainer.devices", self.per_node, remedy)
         return "cpu"
+
+    def numbered(self, wanted: str) -> str:
+        raise UserError("model.device", wanted, "every process takes a GPU of its own: give auto or cuda")
+
+    def places(self, device: torch.device) -> int | list[int]:
+        return self.per_node
 
     def strategy(self, clip: float, drafters: int) -> Any:
         quiet()

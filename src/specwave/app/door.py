@@ -24,6 +24,10 @@ def run_door(app: str, argv: Sequence[str]) -> int:
     """Runs an app with command-line arguments; the exit code."""
     prepare_environment()
     try:
+        if app == "chain":
+            from specwave.app.chain import run_chain
+
+            return run_chain(argv)
         from specwave.app.command import run_command  # seconds: torch and Hydra
 
         return run_command(app, argv)

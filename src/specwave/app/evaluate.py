@@ -18,13 +18,21 @@ from specwave.benchmark.interop import load_all
 from specwave.benchmark.questions import CATEGORIES, Question
 from specwave.benchmark.results import Baseline, Result, build_results, load_results, save_results
 from specwave.benchmark.rows import failed
-from specwave.benchmark.settings import copy_baseline, earlier_baseline, method_settings, shared_settings
+from specwave.benchmark.settings import (
+    copy_baseline,
+    default_settings,
+    earlier_baseline,
+    method_settings,
+    shared_settings,
+)
 
 if TYPE_CHECKING:  # with torch, seconds to import: a report needs none of it
     from specwave.app.run import Run
     from specwave.benchmark.answering import Answerer, Method
     from specwave.decoding import Sampling
     from specwave.target import Target
+
+NOTED = ("tau", "tokens_per_second", "speedup")  # of a whole evaluation, in its run.yaml
 
 
 def greedy() -> Sampling:
@@ -149,12 +157,22 @@ def measure(
         results.insert(0, load_results(run.folder / "baseline", "baseline"))
     elif results[0].folder == run.folder:  # plain decoding alone is its own baseline
         copy_baseline(run.folder, run.folder / "baseline")
+    note_figures(run, results[-max(1, len(drafters)) :])
     finish(results, run, tracker)
     lost = sum(failed(row) for method in methods for row in method.answers.rows)
     if lost:
         run.note(failed_answers=lost)
         total = len(methods) * len(questions)
         raise SystemExit(f"{lost} of {total} answers failed (failures in results.json); resume=true tries them again")
+
+
+def note_figures(run: Run, measured: Sequence[Result]) -> None:
+    """τ, tokens/s and speedup in run.yaml, from where the table of a sweep has them; of several drafters each one's,
+    under its label. Nothing of questions that all failed."""
+    for result in measured:
+        mark = f"{result.label} " if len(measured) > 1 else ""
+        figures = {f"{mark}{name}": result.content["overall"][name] for name in NOTED}
+        run.note(**{name: value for name, value in figures.items() if value is not None})
 
 
 @contextlib.contextmanager
@@ -200,9 +218,12 @@ def checkpoint_of(config: EvaluateConfig) -> Any:
     needed = given is None and config.decoding.needs_checkpoint
     if not needed and given != BUILTIN:
         return given
-    found = builtin_drafter(config.model.identify().fingerprint)
+    method = getattr(config.decoding, "takes", "eagle3")
+    found = builtin_drafter(config.model.identify().fingerprint, method)
     if found is None:
         why = f"decoding={config.decoding.label} needs a drafter: give its folder" if needed else "give a folder"
+        if method != "eagle3":
+            why += f" (train.py drafter={method} makes one)"
         rule = f"{why}; specwave brings none for model={config.model.name}"
         raise UserError("checkpoint", "null" if needed else given, rule)
     return found
@@ -216,6 +237,10 @@ def method_for(decoding: Any, drafters: Sequence[DrafterFolder]) -> Any:
 
     if not isinstance(decoding, Autoregressive):
         raise UserError("checkpoint", drafters[0].path, f"decoding={decoding.label} reads no drafter: give null")
+    if all(drafter.method == "kangaroo" for drafter in drafters):
+        from specwave.skipping.kangaroo import KangarooDecoding
+
+        return KangarooDecoding(batch_invariant=decoding.batch_invariant)
     from specwave.eagle.proposer import Eagle3Decoding
 
     return Eagle3Decoding(batch_invariant=decoding.batch_invariant)
@@ -257,7 +282,10 @@ def build_methods(
         label = drafter.label if drafter else "plain" if proposer is None else decoding.label
         place = folder / label if len(drafters) > 1 else folder
         used = getattr(proposer, "settings", decoding)  # what total_token=auto chose
-        answers = AnswerFile(place, method_settings(shared, used, checkpoint), part)
+        defaults = default_settings(decoding, config.sampling)
+        answers = AnswerFile(place, method_settings(shared, used, checkpoint), part, defaults)
+        if run.main and hasattr(proposer, "take_up"):
+            proposer.take_up(place)
         methods.append(
             Method(
                 label=label,
@@ -270,7 +298,8 @@ def build_methods(
         )
     if measure_plain and methods[0].proposer is not None:
         plain = Autoregressive()
-        answers = AnswerFile(folder / "baseline", method_settings(shared, plain, None), part)
+        defaults = default_settings(plain, config.sampling)
+        answers = AnswerFile(folder / "baseline", method_settings(shared, plain, None), part, defaults)
         methods.insert(0, Method("plain", plain.label, None, answers))
     return methods
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from specwave.artifacts import read_json
-from specwave.eagle.export import TargetFacts, add_pictures, write_drafter
-
-if TYPE_CHECKING:
-    from specwave.app.groups import Wanted
-    from specwave.eagle.module import GroupTraining
+from specwave.eagle.export import add_pictures
 
 BEST, LAST = "drafters", "last"
 
@@ -21,29 +17,24 @@ class Exports:
     """Writes drafters whole, at any time: a killed run leaves the last ones written.
 
     Args:
-        data: facts of the training data, for the cards.
-        layout: of the files, a name of formats.py.
-        pictures: copied beside each drafter.
-        say: gets the warnings of serving, once.
+        module: the training: its `drafters`, `options`, `engine`, `validated`, `stopped`, `tokens` and `global_step`.
+        groups: by drafter what its card says beside: the rule that chose its layers, switches.
+        write: writes a drafter's folder from (folder, drafter, what its card says of training) and returns warnings.
+        say: gets the warnings, once.
         main: False in the further processes of a run, which write nothing; they take part where weights are cut up.
     """
 
     def __init__(
         self,
         folder: Path,
-        module: GroupTraining,
-        groups: Sequence[Wanted],
-        target: TargetFacts,
-        dtype: Any,
-        data: dict[str, Any],
-        pictures: Sequence[Path],
+        module: Any,
+        groups: Mapping[str, Mapping[str, Any]],
+        write: Callable[[Path, Any, dict[str, Any]], list[str]],
         say: Callable[[str], None],
         main: bool = True,
-        layout: str = "engines",
     ):
-        self.folder, self.module, self.target, self.dtype = folder, module, target, dtype
-        self.groups, self.layout = {wanted.name: wanted for wanted in groups}, layout
-        self.data, self.pictures, self.say, self.main = data, pictures, say, main
+        self.folder, self.module, self.groups = folder, module, groups
+        self.write, self.say, self.main = write, say, main
         self._said: set[str] = set()
         self.best = {name: found for name in self.groups if (found := self._written(name)) is not None}
 
@@ -77,23 +68,13 @@ class Exports:
                 self._write_one(kind, name)
 
     def _write_one(self, kind: str, name: str) -> None:
-        module = self.module
-        training = {"rule": self.groups[name].rule, "step": module.global_step, "tokens": module.tokens}
-        training |= asdict(module.options) | self.groups[name].switches
+        module, own = self.module, dict(self.groups[name])
+        training = own | {"step": module.global_step, "tokens": module.tokens} | asdict(module.options) | own
         validated = module.validated if module.validated.get("step") == module.global_step else {}  # these weights
         training |= {"validated_at": validated.get("step"), "validation": validated.get("figures", {}).get(name, {})}
         if name in module.stopped:
             training["stopped"] = module.stopped[name]
-        warnings = write_drafter(
-            self.folder / kind / name,
-            module.drafters[name],  # type: ignore[arg-type]
-            self.target,
-            dtype=self.dtype,
-            data=self.data,
-            training=training,
-            pictures=self.pictures,
-            layout=self.layout,
-        )
+        warnings = self.write(self.folder / kind / name, module.drafters[name], training)
         for warning in warnings if name not in self._said else ():
             self.say(f"{name}: {warning}")
         self._said.add(name)

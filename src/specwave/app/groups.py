@@ -15,7 +15,7 @@ from specwave.eagle.vocab import build_vocab_map, count_tokens
 
 if TYPE_CHECKING:
     from specwave.app.train import TrainConfig
-    from specwave.eagle.samples import Prepared
+    from specwave.data.samples import Prepared
     from specwave.target import Target
 
 SHAPE = "a group is a list of layers, a rule's name, or one of these with switches: {layers: eagle3, fc_norm: true}"
@@ -35,8 +35,8 @@ class Wanted:
         return group_name(self.layers, self.switches)
 
 
-def wanted_groups(config: TrainConfig, chosen: Selection | None, num_layers: int) -> list[Wanted]:
-    """Those of the selection first, each drafter once.
+def wanted_groups(config: TrainConfig, chosen: Sequence[Selection], num_layers: int) -> list[Wanted]:
+    """Those of the selections first, each drafter once.
 
     Raises:
         UserError: a layer the model lacks, a layer twice, more layers than the model has, an unknown rule or switch.
@@ -47,13 +47,13 @@ def wanted_groups(config: TrainConfig, chosen: Selection | None, num_layers: int
     def add(wanted: Wanted) -> None:
         found.setdefault(wanted.name, wanted)
 
-    if chosen is not None:
-        best = chosen.groups(config.top)
+    for selection in chosen:
+        best = selection.groups(config.top)
         if len(best) < config.top:
             raise UserError("top", config.top, f"the selection holds {len(best)} groups: ask for at most that many")
         for layers in best:
-            add(Wanted(check_layers(layers, num_layers, "selection"), chosen.selector, usual))
-    groups = config.groups if config.groups is not None else [] if chosen is not None else ["eagle3"]
+            add(Wanted(check_layers(layers, num_layers, "selection"), selection.selector, usual))
+    groups = config.groups if config.groups is not None else [] if chosen else ["eagle3"]
     for place, entry in enumerate(groups):
         key = f"groups[{place}]"
         switches = dict(usual)
@@ -80,9 +80,23 @@ def _layers(entry: Any, num_layers: int, key: str) -> tuple[tuple[int, ...], str
     return check_layers(entry, num_layers, key), None
 
 
-def read_selection(named: str, target: Target) -> tuple[Selection, list[Path]]:
-    """A selection made for this target, and its pictures."""
-    path = Path(named).expanduser()
+def selection_paths(named: Any) -> list[Path]:
+    """What the key `selection` names: nothing, a selection.json or its folder, or a list of these."""
+    entries = [] if named is None else [named] if isinstance(named, str) else named
+    if not isinstance(entries, list) or not all(isinstance(entry, str) and entry for entry in entries):
+        raise UserError("selection", named, "a selection.json or the run folder that holds one, or a list of these")
+    if named is not None and not entries:
+        raise UserError("selection", "[]", "name at least one selection.json, or give null")
+    return [Path(entry).expanduser() for entry in entries]
+
+
+def read_selections(named: Any, target: Target) -> tuple[list[Selection], list[Path]]:
+    """Selections made for this target, and the pictures of the first."""
+    found = [_read_selection(path, target) for path in selection_paths(named)]
+    return [chosen for chosen, _ in found], found[0][1] if found else []
+
+
+def _read_selection(path: Path, target: Target) -> tuple[Selection, list[Path]]:
     chosen = Selection.load(path)
     if chosen.num_layers != target.num_layers or chosen.fingerprint != target.fingerprint:
         raise UserError(

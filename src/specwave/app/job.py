@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 
 from specwave.app import config as configs
 from specwave.app.door import prepare_environment
-from specwave.app.run import RUN_FILE, Record, Run, alone, read_run, refuse_changes
+from specwave.app.run import RUN_FILE, Record, Run, alone, changed_settings, read_run, refuse_changes
 from specwave.artifacts import UserError
 
 LAUNCH = "SPECWAVE_LAUNCH"  # tells the processes a run starts which run they belong to
@@ -71,7 +71,9 @@ class Job:
                     record = self.begin(run, content, overrides, number, key)
                     if record is None:
                         run.say(f"job {number}: {folder} finished earlier, skipped")
-                        return 0, None
+                        return 0, (read_run(folder, key) or {}).get("objective")
+                elif number is not None and follow(run, content, key):
+                    return 0, None
                 configs.seed_everything(content["seed"])
                 value = configs.app_module(self.app).main(config, run)
         except UserError as error:
@@ -89,7 +91,8 @@ class Job:
         if code and record is None and number is not None and run.main and not (folder / RUN_FILE).exists():
             record = Record(folder, self.app, self.command, overrides, None)  # a job that never began is a row too
         if record is not None:
-            record.close("failed" if code else run.status, run.facts, " ".join(reason.split()), code)
+            told = {"objective": value} if isinstance(value, float) else {}
+            record.close("failed" if code else run.status, run.facts | told, " ".join(reason.split()), code)
         return code, value
 
     def begin(
@@ -113,6 +116,14 @@ class Job:
         )
         os.environ[LAUNCH] = json.dumps({"pid": os.getpid(), "folder": str(run.folder), "resume": run.resume})
         return record
+
+
+def follow(run: Run, content: dict[str, Any], key: str) -> bool:
+    """For the further processes that a launcher gives a job: whether the first one skips it, and whether it goes on
+    with an earlier attempt. (Its own run.yaml may be there already; an attempt without files is as good as none.)"""
+    earlier = read_run(run.folder, key)
+    run.resume = run.resume or earlier is not None
+    return earlier is not None and earlier["status"] == "finished" and not changed_settings(earlier, content)
 
 
 def leave_code(folder: Path, code: int) -> None:

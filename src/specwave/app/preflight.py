@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specwave.app.groups import drafter_configs, wanted_groups
+from specwave.app.groups import drafter_configs, selection_paths, wanted_groups
 from specwave.artifacts import Selection, UserError, cache_dir, read_json, reading
 from specwave.eagle import budget
 from specwave.eagle.budget import Plan
@@ -50,22 +50,24 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+_QWEN3_4B = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 36,
+    "hidden_size": 2560,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 9728,
+    "vocab_size": 151936,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+    "rope_theta": 1000000.0,
+}
 # config.json of the models in conf/model that lie on the hub, as far as an architecture is read from it.
 CONFIGS: dict[str, dict[str, Any]] = {
-    "Qwen/Qwen3-4B": {
-        "model_type": "qwen3",
-        "num_hidden_layers": 36,
-        "hidden_size": 2560,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 9728,
-        "vocab_size": 151936,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 40960,
-        "tie_word_embeddings": True,
-        "rope_theta": 1000000.0,
-    },
+    "Qwen/Qwen3-4B": _QWEN3_4B,
+    "Qwen/Qwen3-4B-Instruct-2507": {**_QWEN3_4B, "max_position_embeddings": 262144, "rope_theta": 5000000.0},
     "meta-llama/Llama-3.1-8B-Instruct": {
         "model_type": "llama",
         "num_hidden_layers": 32,
@@ -110,9 +112,8 @@ class Forecast:
 def forecast(config: TrainConfig, arch: Arch) -> Forecast:
     """What the configuration means for a target of this architecture, planned for GPUs where it asks for them."""
     trainer, states = config.trainer, config.states
-    chosen = Selection.load(config.selection) if config.selection else None
-    if chosen is not None and chosen.num_layers != arch.num_layers:
-        chosen = None  # of another model: refused when the target is there to be named
+    named = [Selection.load(path) for path in selection_paths(config.selection)]
+    chosen = [one for one in named if one.num_layers == arch.num_layers]  # another model's are refused by name later
     groups = wanted_groups(config, chosen, arch.num_layers)
     target: Any = SimpleNamespace(arch=arch, vocab_size=arch.vocab_size)
     on_gpu = trainer.on_gpu or trainer.accelerator in ("gpu", "cuda")
@@ -142,7 +143,7 @@ def forecast(config: TrainConfig, arch: Arch) -> Forecast:
         names=[wanted.name for wanted in groups],
         parts=parts,
         memory=sum(parts.values()) + LIBRARIES[plan.device],
-        room=memory_of(plan, config.plan_for, trainer.per_node),
+        room=memory_of(plan, config.plan_for, trainer.per_node, config.model.device),
         disk=budget.disk(plan, 2 if config.drafter.export_dtype == "bfloat16" else 4),
         states=budget.state_bytes(plan, kept, top_k) if states.mode == "offline" else 0,
         tokens=plan.tokens * plan.processes,
@@ -159,12 +160,14 @@ def cpu_bf16() -> bool:
     return any(getattr(torch.cpu, kind, lambda: False)() for kind in kinds)
 
 
-def memory_of(plan: Plan, planned: str, per_node: int) -> float:
-    """Bytes that a process has: a GPU's, or its share of the machine's."""
+def memory_of(plan: Plan, planned: str, per_node: int, named: str = "cuda") -> float:
+    """Bytes that a process has: a GPU's, the one named by its number where one is, or its share of the machine's."""
     if plan.device == "cpu":
         return system_memory() / per_node
     if torch.cuda.is_available():
-        return float(torch.cuda.get_device_properties(0).total_memory)
+        number = named.partition(":")[2]
+        here = number.isdecimal() and int(number) < torch.cuda.device_count()  # what is not is refused by a training
+        return float(torch.cuda.get_device_properties(int(number) if here else 0).total_memory)
     return GPUS[planned].memory
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
@@ -19,8 +20,9 @@ from typing import Any
 import yaml
 
 from specwave import __version__
+from specwave.app import config as configs
 from specwave.app.config import plain
-from specwave.artifacts import UserError, conf_dir, write_text
+from specwave.artifacts import UserError, conf_dir, filled, write_text
 
 try:
     import fcntl
@@ -33,6 +35,7 @@ HARMLESS = ("resume", "allow_targets")  # keys that may change when a run goes o
 OWN_KEYS = {  # of run.yaml; whatever else stands there is a fact that `main` noted
     *("app", "status", "started", "command", "overrides", "seed", "git", "versions", "attempts", "config"),
     *("exit_code", "error", "wall_seconds", "peak_memory_bytes", "peak_gpu_memory_bytes"),
+    "objective",  # what `main` returned, for sweepers that optimise it
 }
 PACKAGES = ("torch", "transformers", "pytorch-lightning", "hydra-core", "omegaconf", "numpy", "safetensors")
 
@@ -116,9 +119,24 @@ def changed_keys(old: Any, new: Any, path: str = "") -> list[str]:
 
 
 def changed_settings(record: dict[str, Any], content: dict[str, Any]) -> list[str]:
-    """The keys that make a recorded run another one than a config's."""
-    changed = changed_keys(record["config"], plain(content))
-    return [name for name in changed if name.split(".")[0] not in HARMLESS]
+    """The keys that make a recorded run another one than a config's. A run that began before a key existed has had its
+    default: the value that the same overrides give today."""
+    old, new = (
+        {key: value for key, value in one.items() if key not in HARMLESS}
+        for one in (record["config"] or {}, plain(content))
+    )
+    if filled(old, new) != old:  # it lacks keys
+        old = filled(old, _begun_today(record["app"], tuple(record.get("overrides") or ())))
+    return [name for name in changed_keys(old, new) if name not in HARMLESS]
+
+
+@functools.cache
+def _begun_today(app: str, overrides: tuple[str, ...]) -> Any:
+    """What overrides mean as conf/ is now; {} where they have no meaning any more."""
+    try:
+        return plain(configs.check(app, configs.compose(app, overrides)))
+    except UserError:
+        return {}
 
 
 def refuse_changes(record: dict[str, Any], app: str, content: dict[str, Any], folder: Path, key: str) -> None:

@@ -17,6 +17,7 @@ from specwave.layers.analysis import Standing
 from specwave.layers.calibrate import SPREAD, Calibrated
 from specwave.layers.cka import cka_matrix, transitions
 from specwave.layers.entropy import matrix_entropy
+from specwave.layers.proxy import Foretold
 from specwave.layers.ranking import Ranking
 from specwave.layers.selectors import Outcome
 from specwave.layers.sensitivity import Effect, table
@@ -59,6 +60,12 @@ class Findings:
         return analysis.pair_gains(self.grams, self.alpha)
 
     @cached_property
+    def proxy(self) -> dict[str, Any] | None:
+        """What the proxy says of the choice, where there was one."""
+        foretold = self.outcome.foretold
+        return foretold.facts(self.outcome.groups[0].layers) if foretold is not None else None
+
+    @cached_property
     def spread(self) -> Tensor:
         """[3, P, N] of token states, centred as the Grams are."""
         return self.calibrated.spread[int(self.centre)]
@@ -99,12 +106,38 @@ def standing_table(found: Findings) -> str:
         rows.append(("best of all sets", found.ranking.top(1)[0], 1))
     rows += [(standing.name, standing.group, standing.rank) for standing in found.rules]
     head = f"{'set':<18} {'layers':<16} {'entropy':>8} {'to chosen':>10}"
+    foretold = found.outcome.foretold
+    if foretold is not None:
+        head += f" {'agreement':>10}"
     total = f"  rank of {len(found.ranking):,}" if found.ranking is not None else ""
     lines = [head + total]
     for name, group, rank in rows:
         layers = ",".join(map(str, group.layers))
         line = f"{name:<18} {layers:<16} {group.entropy:>8.4f} {group.entropy - best.entropy:>+10.4f}"
+        if foretold is not None:
+            enough = foretold.foresight.enough_rows(group.layers)
+            line += f" {foretold.agreement(group.layers):>10.4f}" if enough else f" {'–':>10}"
         lines.append(line + (f"  {rank:>{len(total) - 2},}" if rank is not None else ""))
+    return "\n".join(lines)
+
+
+def proxy_text(proxy: dict[str, Any]) -> str:
+    """What an agreement is, what it would be without layers, and how sure the gap to the fixed rules is."""
+    low, high = proxy["interval"]
+    lines = [
+        f"agreement: share of {proxy['steps']:,} drafting steps of {proxy['conversations']} conversations at which a "
+        f"ridge regression on the others names the target's next token; {proxy['agreement']:.3f} [{low:.3f}, "
+        f"{high:.3f}] chosen, {proxy['token_alone']:.3f} from the next token alone"
+    ]
+    for name, rule in proxy["rules"].items():
+        low, middle, high = rule["chosen_less_rule"]
+        lines.append(f"chosen less {name}: {middle:+.3f} [{low:+.3f}, {high:+.3f}], conversations resampled")
+    search = proxy["search"]
+    trust = "–" if search["spearman"] is None else f"{search['spearman']:.2f}"
+    lines.append(
+        f"{search['sets']:,} sets compared on {search['shortlist']} tokens, {search['exact']} scored whole in all; on "
+        f"{search['audited']} drawn at random both orders agree with Spearman's {trust} ({search['seconds']:.0f} s)"
+    )
     return "\n".join(lines)
 
 
@@ -114,8 +147,8 @@ def write_data(folder: Path, found: Findings) -> list[str]:
         "layer_entropy": found.layer_entropy.tolist(),
         "variance_cuts": found.cuts,
         "partners": analysis.best_partners(found.gains),
-        "frontier": [[_group(group) for group in beam] for beam in found.outcome.steps],
-        "rules": [{"name": one.name, **_group(one.group), "rank": one.rank} for one in found.rules],
+        "frontier": [[group.described() for group in beam] for beam in found.outcome.steps],
+        "rules": [{"name": one.name, **one.group.described(), "rank": one.rank} for one in found.rules],
         "optimum": found.optimum(),
         "stability": [stability.content() for stability in found.stability],
         "sensitivity": table(found.effects) if found.effects else [],
@@ -127,16 +160,15 @@ def write_data(folder: Path, found: Findings) -> list[str]:
     if found.outcome.ranking is not None:
         write_text(folder / "ranking.csv", _ranking_csv(found.outcome.ranking))
         written.append("ranking.csv")
+    if found.outcome.foretold is not None:
+        write_text(folder / "proxy.csv", _proxy_csv(found.outcome.foretold, found.ranking))
+        written.append("proxy.csv")
     if found.effects:
         rows = table(found.effects)
         write_text(folder / "sensitivity.csv", csv_text(rows))
         write_text(folder / "sensitivity.md", as_markdown(rows))
         written += ["sensitivity.csv", "sensitivity.md"]
     return written
-
-
-def _group(group: Any) -> dict[str, Any]:
-    return {"layers": list(group.layers), "entropy": group.entropy}
 
 
 def _ranking_csv(ranking: Ranking) -> str:
@@ -147,6 +179,23 @@ def _ranking_csv(ranking: Ranking) -> str:
         precision = "float64" if ranking.exact[place] else "float32"
         lines.append(f"{rank},{layers},{ranking.entropy[place].item():.9f},{precision}")
     return "\n".join(lines) + "\n"
+
+
+def _proxy_csv(found: Foretold, ranking: Ranking | None) -> str:
+    """layers, agreement (of those scored whole, which come first), rough agreement, share explained, entropy where all
+    were ranked."""
+    size = found.sets.shape[1]
+    entropy = ranking.entropy if ranking is not None and ranking.sets.shape[1] == size else None
+    every = {tuple(layers): place for place, layers in enumerate(found.sets.tolist())}
+    known = found.known()
+    rest = sorted(every.keys() - set(known), key=lambda layers: (-found.rough[every[layers]].item(), layers))
+    rows = []
+    for layers in [*known, *rest][:RANKED_ROWS]:
+        place, whole = every[layers], found.agreement(layers) if layers in known else None
+        numbers = [found.rough[place].item(), found.explained[place].item()]
+        own = {"layers": " ".join(map(str, layers)), "agreement": whole, "rough": numbers[0], "explained": numbers[1]}
+        rows.append(own | ({"entropy": entropy[place].item()} if entropy is not None else {}))
+    return csv_text(rows)
 
 
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
@@ -188,6 +237,12 @@ def draw(folder: Path, found: Findings) -> list[str]:
         written += search_figures.ranking_figure(
             folder / "ranking", found.ranking, [found.chosen, *found.rules], title
         )  # fmt: skip
+    if found.outcome.foretold is not None:
+        from specwave.layers.proxy_figures import proxy_figure
+
+        title = f"{name}: what {found.selector} foretells"
+        named = {"chosen": best.layers} | found.outcome.foretold.rules
+        written += proxy_figure(folder / "proxy", found.outcome.foretold, found.ranking, named, title)
     if found.stability:
         title = f"{name}: {found.stability[0].resamples} bootstrap resamples"
         written += search_figures.stability_figure(folder / "stability", found.stability, title)

@@ -1,4 +1,5 @@
-"""The picture of a sweep, a row for each job: the layers it chose and their entropy, else the first number it noted.
+"""The picture of a sweep: a row for each job, with the layers it chose and their entropy, else with an evaluation's
+measures or the first number it noted. Of two swept keys without layers it is a grid, a cell a job (`sweep_grid`).
 
 Colours are Okabe & Ito's, which colour-blind readers tell apart; a job without a result is a cross and a word.
 """
@@ -15,7 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from specwave.app.collate import Row, facts_of, swept_of
+from specwave.app.collate import Row, is_number, short, swept_of
+from specwave.app.sweep_grid import as_grid, grid_figure, measures
 from specwave.artifacts import write_figure
 from specwave.layers import figures
 from specwave.layers.figures import BLUE, GREY, ORANGE
@@ -23,17 +25,20 @@ from specwave.layers.figures import BLUE, GREY, ORANGE
 STYLE = {**figures.STYLE, "axes.spines.left": False}
 ROW_INCHES, TALLEST = 0.21, 60.0  # PNG at 200 dpi has room for 2^16 dots; past the tallest, labels are thinned out
 NO_BREAK = "\u00a0"  # a space that SVG viewers do not merge with its neighbours
-WIDEST_VALUE = 22  # letters of a swept value in a label
 
 
 def sweep_figure(path: Path, table: Sequence[Row], title: str) -> list[Path]:
     """`path` without suffix → path.png and path.svg. `table`: what `collate.rows` returns, one row at least."""
-    head, labels = _labels(table)
     chosen = [row for row in table if _drawable(row)]
-    spread = [name for name in ("entropy",) if any(_number(row.get(name)) for row in chosen)]
+    if not chosen and (grid := as_grid(table)):
+        return grid_figure(path, grid, measures(table), title)
+    head, labels = _labels(table)
+    spread = [name for name in ("entropy",) if any(is_number(row.get(name)) for row in chosen)]
+    found = {} if chosen else measures(table)
     height = min(TALLEST, 1.25 + ROW_INCHES * (len(table) + 1))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.2 + 2.4 * bool(chosen) + 0.07 * len(head), height), layout="constrained")
+        width = 4.2 + 2.4 * max(len(found) - 1, bool(chosen)) + 0.07 * len(head)
+        figure = Figure(figsize=(width, height), layout="constrained")
         figure.suptitle(title)
         if chosen:
             panels = figure.subplots(
@@ -43,9 +48,9 @@ def sweep_figure(path: Path, table: Sequence[Row], title: str) -> list[Path]:
             for name, axes in zip(spread, panels[1:], strict=True):
                 _dots(axes, table, name, "entropy (nats)")
         else:
-            panels = figure.subplots(1, 1, squeeze=False)[0]
-            name = first_number(table)
-            _dots(panels[0], table, name, name)
+            panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
+            for (name, label), axes in zip(found.items(), panels, strict=True):
+                _dots(axes, table, name, label)
         _job_axis(panels[0], head, labels)
         _crosses(panels[0], table)
         for axes in panels:
@@ -54,17 +59,8 @@ def sweep_figure(path: Path, table: Sequence[Row], title: str) -> list[Path]:
         return write_figure(path, figure)
 
 
-def first_number(table: Sequence[Row]) -> str:
-    """The fact to draw where no layers were chosen; the time a job took when none noted a number."""
-    return next((name for name in facts_of(table) if any(_number(row[name]) for row in table)), "wall_seconds")
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _drawable(row: Row) -> bool:
-    return row["status"] == "finished" and isinstance(row.get("layers"), list) and _number(row.get("num_layers"))
+    return row["status"] == "finished" and isinstance(row.get("layers"), list) and is_number(row.get("num_layers"))
 
 
 # ---------------------------------------------------------------- jobs as rows
@@ -76,15 +72,10 @@ def _labels(table: Sequence[Row]) -> tuple[str, list[str]]:
     heads = [key.rpartition(".")[2].rpartition("/")[2] for key in keys]
     if len(set(heads)) < len(heads):
         heads = keys
-    lines = [heads, *([_short(row[key]) for key in keys] for row in table)]
+    lines = [heads, *([short(row[key]) for key in keys] for row in table)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(keys))]
     head, *labels = ["  ".join(map(str.rjust, line, widths)).replace(" ", NO_BREAK) for line in lines]
     return head, labels
-
-
-def _short(value: str | None) -> str:
-    text = "–" if value is None else value
-    return text if len(text) <= WIDEST_VALUE else text[: WIDEST_VALUE - 1] + "…"
 
 
 def _borders(table: Sequence[Row]) -> list[int]:
@@ -133,7 +124,7 @@ def _layers(axes: Axes, table: Sequence[Row]) -> None:
 def _dots(axes: Axes, table: Sequence[Row], name: str, label: str) -> None:
     """The value of every finished job that has one."""
     done = [(row.get(name), place) for place, row in enumerate(table) if row["status"] == "finished"]
-    found = [(value, place) for value, place in done if _number(value)]
+    found = [(value, place) for value, place in done if is_number(value)]
     values: list[Any] = [value for value, _ in found]
     axes.plot(values, [place for _, place in found], "D", color=BLUE, markersize=4.5, zorder=3)
     for place in range(len(table)):
@@ -147,3 +138,28 @@ def _dots(axes: Axes, table: Sequence[Row], name: str, label: str) -> None:
     axes.ticklabel_format(axis="x", useOffset=False)
     axes.grid(axis="x", color=GREY, alpha=0.25, lw=0.5)
     axes.set_xlabel(label)
+
+
+def candidates_figure(path: Path, beam: Sequence[Row], title: str) -> list[Path]:
+    """Sets trained together (`layers`, `tau_hat`, `entropy`, `origin`), best first: their layers, τ̂ and entropy."""
+    height = 1.25 + ROW_INCHES * 1.6 * (len(beam) + 1)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, height), layout="constrained")
+        figure.suptitle(title)
+        left, right = figure.subplots(1, 2, sharey=True)
+        for place, entry in enumerate(beam):
+            for axes in (left, right):
+                axes.axhline(place, color=GREY, alpha=0.25, lw=0.5, zorder=1)
+            left.plot(entry["tau_hat"], place, "D", color=ORANGE if place == 0 else BLUE, markersize=5, zorder=3)
+            right.plot(entry["entropy"], place, "o", color=ORANGE if place == 0 else BLUE, markersize=5, zorder=3)
+        labels = [f"{','.join(map(str, entry['layers']))} ({', '.join(entry['origin'])})" for entry in beam]
+        left.set_yticks(range(len(beam)), labels, fontsize=8)
+        left.set_ylim(len(beam) - 0.4, -0.6)
+        for axes, label in ((left, "τ̂ on held-out prompts"), (right, "entropy (nats)")):
+            axes.tick_params(axis="y", length=0)
+            axes.margins(x=0.12)
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+            axes.ticklabel_format(axis="x", useOffset=False)
+            axes.grid(axis="x", color=GREY, alpha=0.25, lw=0.5)
+            axes.set_xlabel(label)
+        return write_figure(path, figure)

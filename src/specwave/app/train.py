@@ -1,6 +1,7 @@
 """`train.py`: distils one EAGLE-3 drafter for every layer group, all from one pass of the target.
 
 check → load → answer the training prompts → draft vocabulary → fit → drafters/, metrics.csv, curves, a table.
+`drafter=kangaroo`, one adapter instead, is in kangaroo.py; what both do alike in fitting.py.
 `task=regenerate`, which makes training data, is in regenerate.py; `task=convert`, for drafters of other tools, in
 convert.py; `task=probe` in probe.py.
 """
@@ -14,17 +15,27 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from specwave.app.choice import Choice, choose, stand_in
 from specwave.app.contamination import compare
 from specwave.app.convert import Convert, convert
 from specwave.app.exports import BEST, Exports
-from specwave.app.groups import check_warm_start, drafter_configs, make_drafters, read_selection, wanted_groups
+from specwave.app.groups import (
+    check_warm_start,
+    drafter_configs,
+    make_drafters,
+    read_selections,
+    selection_paths,
+    wanted_groups,
+)
 from specwave.app.hub import check_push, push
+from specwave.app.kangaroo import train_adapter
 from specwave.app.preflight import architecture, described, forecast, refuse, report
 from specwave.app.probe import check_task, train_probe
 from specwave.artifacts import UserError
 from specwave.data.engines import Regenerate, check_engine
-from specwave.eagle.export import Export, TargetFacts
-from specwave.eagle.offline import StatesConfig, check_states, offline
+from specwave.eagle.export import Export, TargetFacts, write_drafter
+from specwave.eagle.offline import StatesConfig, check_states
+from specwave.skipping.options import Kangaroo
 
 if TYPE_CHECKING:
     from specwave.app.run import Run
@@ -33,14 +44,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainConfig:
-    """`conf/train.yaml`, groups already built: a ModelConfig, a data set, an Eagle3, a TrainerConfig, a logger."""
+    """`conf/train.yaml`, groups already built: a ModelConfig, a data set, an Eagle3 or a Kangaroo, a TrainerConfig, a
+    logger."""
 
     model: Any
     data: Any
     drafter: Any
     trainer: Any
     logger: Any
-    selection: str | None = None
+    selection: Any = None  # null, a selection.json or its folder, or a list of these
     top: int = 1
     groups: list[Any] | None = None
     task: Literal["train", "regenerate", "convert", "probe"] = "train"
@@ -50,15 +62,19 @@ class TrainConfig:
     convert: Convert = field(default_factory=Convert)
     regenerate: Regenerate = field(default_factory=Regenerate)
     states: StatesConfig = field(default_factory=StatesConfig)
+    choose: Choice | None = None
     probe: Any = None  # a LinearProbe, or nothing
     probe_data: Any = None
     seed: int = 0
 
     def __post_init__(self) -> None:
+        selection_paths(self.selection)  # refuses what is no path
         if self.top < 1:
             raise UserError("top", self.top, "must be ≥ 1: that many groups of the selection are trained")
-        if self.top > 1 and self.selection is None:
+        if self.top > 1 and self.selection is None and self.choose is None:
             raise UserError("top", self.top, "takes groups of a selection: add selection=<selection.json>")
+        if self.choose is not None and self.selection is not None:
+            raise UserError("choose", "{…}", "takes the place of a selection: leave one of the two out")
         if self.groups == []:
             raise UserError("groups", "[]", "name at least one group, as in groups=[[2,15,27]] or groups=[eagle3]")
         if self.task == "regenerate":
@@ -93,8 +109,9 @@ def table(module: GroupTraining, rules: Mapping[str, str | None]) -> str:
     return "\n".join(lines)
 
 
-def main(config: TrainConfig, run: Run) -> None:
-    """Trains into the run's folder; `run.resume` goes on from its last checkpoint."""
+def main(config: TrainConfig, run: Run) -> float | None:
+    """Trains into the run's folder; `run.resume` goes on from its last checkpoint. The best drafter's τ̂ on held-out
+    prompts, for sweepers that optimise it; None where nothing was trained to its end."""
     if config.probe and config.task != "probe":
         raise UserError("task", config.task, "probe=linear is for task=probe: add that, or leave the probe out")
     if config.task == "regenerate":
@@ -105,26 +122,30 @@ def main(config: TrainConfig, run: Run) -> None:
         convert(config, run)
     elif config.task == "probe":
         train_probe(config, run)
+    elif isinstance(config.drafter, Kangaroo):
+        return train_adapter(config, run)
     elif config.dry_run:
-        found = forecast(config, architecture(config.model))
+        arch = architecture(config.model)
+        found = forecast(stand_in(config, arch.num_layers), arch)
         report(found, config, run.say)
         run.note(forecast=described(found))
     else:
-        train(config, run)
+        return train(config, run)
+    return None
 
 
-def train(config: TrainConfig, run: Run) -> None:
-    """Distils the drafters."""
+def train(config: TrainConfig, run: Run) -> float | None:
+    """Distils the drafters; see `main` for what is returned."""
     began = time.monotonic()
-    device = config.trainer.device()  # before anything is loaded or spawned
-    if config.model.device.partition(":")[0] not in ("auto", device.partition(":")[0]):
-        raise UserError("model.device", config.model.device, f"the trainer runs on {device}: set model.device={device}")
+    if config.choose is not None:
+        config = replace(config, choose=None, selection=choose(config.choose, config.model, run))
+    device = config.trainer.device_for(config.model)  # before anything is loaded or spawned
     planned = forecast(config, architecture(config.model))
     for warning in refuse(planned, run.folder):
         run.say(f"warning: {warning}")
     check_push(config.export, planned.names, run.main)
     target = replace(config.model, device=device).load()
-    chosen, pictures = read_selection(config.selection, target) if config.selection else (None, [])
+    chosen, pictures = read_selections(config.selection, target)
     groups = wanted_groups(config, chosen, target.num_layers)
     drafter_configs(config, target, groups)  # what they refuse, before the target answers anything
     warm = check_warm_start(config, target, groups)
@@ -137,10 +158,8 @@ def train(config: TrainConfig, run: Run) -> None:
 
     import torch
 
-    from specwave.app.trainer import Keeper, Progress, ended, fit, open_logger, sweep_up
-    from specwave.eagle.datamodule import DrafterData
+    from specwave.app.fitting import learn, taught_by
     from specwave.eagle.module import GroupTraining
-    from specwave.eagle.watch import Watch
 
     size = next(iter(drafters.values())).config.draft_vocab_size
     facts = data.facts() | {
@@ -155,90 +174,28 @@ def train(config: TrainConfig, run: Run) -> None:
         f"{coverage:.1%} of the answers' tokens"
     )
     trains, options = config.trainer, config.drafter
-    source = watch = None
-    if config.states.mode == "offline":
-        source = offline(target, data, [wanted.layers for wanted in groups], config.states, run.say)
-        target.blocks.clear()  # nothing runs them any more: their memory is for training
-        if trains.decode:
-            run.say("offline, so no held-out prompt is decoded: val_tau is left out")
-    elif trains.decode:
-        watch = Watch(target, data.validation, trains.decode, options.steps)
+    source, watch = taught_by(config, target, data, [wanted.layers for wanted in groups], options.steps, run.say)
     rows = config.data.batch_size * trains.processes
     module = GroupTraining(target, drafters, options, trains.max_steps, trains.log_every, source, watch, rows)
-    module.facts["training data"] = data.digest(module.draft_ids)
-    last = run.folder / "checkpoints" / "last.ckpt"
+    module.facts["training data"] = data.digest(module.draft_ids.tolist())
+    whose = TargetFacts(target.name, target.fingerprint, target.num_layers, config.model.source)
+    layout, dtype = config.export.format, getattr(torch, options.export_dtype)
 
-    exports = Exports(
-        run.folder,
-        module,
-        groups,
-        TargetFacts(target.name, target.fingerprint, target.num_layers, config.model.source),
-        getattr(torch, options.export_dtype),
-        facts,
-        pictures,
-        run.say,
-        run.main,
-        config.export.format,
-    )
+    def write(folder: Path, drafter: Any, training: dict[str, Any]) -> list[str]:
+        own: dict[str, Any] = {"data": facts, "training": training, "pictures": pictures}
+        return write_drafter(folder, drafter, whose, dtype=dtype, layout=layout, **own)
 
-    def describe() -> str:
-        figures = module.validated.get("figures", {})
-        return ", ".join(f"τ̂ {name} {found['tau_hat']:.2f}" for name, found in figures.items())
+    wanted_by = {wanted.name: {"rule": wanted.rule, **wanted.switches} for wanted in groups}
+    exports = Exports(run.folder, module, wanted_by, write, run.say, run.main)
 
-    going_on = run.resume and last.exists()
-    step = trains.last_step(last) if going_on else 0
-    if run.main:
-        sweep_up(run.folder)
-    logger = open_logger(config.logger, run.folder, step) if run.main else False
-    end = None if trains.minutes is None else began + 60 * trains.minutes
-    keeper = Keeper(last, trains.save_every, module.finish_step, exports.saved, exports.validated, end)
-    callbacks = [keeper, Progress(describe)] if run.main else [keeper]
-    trainer = trains.build(target.dtype, logger, callbacks, options.clip, len(drafters))
-    module.engine = trains.engine(trainer)
-    loaders = DrafterData(data, config.data.batch_size, config.seed)
-    with ended(logger):
-        try:
-            fit(trainer, module, datamodule=loaders, ckpt_path=str(last) if going_on else None, weights_only=True)
-        except UserError:
-            if run.main:
-                raise
-            return  # all processes stop for the same reason, and the first one says it
-        if not keeper.in_time:
-            stop_here(run, module, trainer, trains)
-            return
-        if module.validated.get("step") != trainer.global_step:
-            trainer.validate(module, datamodule=loaders, verbose=False)
-        if run.main:
-            conclude(run, module, exports, logger)
-            say_figures(run, module, exports, len(watch.prompts) if watch else 0)
-            run.note(contamination=contamination)
-            folders = {name: run.folder / BEST / name for name in exports.groups}
-            if sent := push(config.export, folders, run.say):
-                run.note(pushed=sent)
-
-
-def stop_here(run: Run, module: GroupTraining, trainer: Any, trains: Any) -> None:
-    """The time is up, the work is not done."""
-    run.status = "stopped"
-    run.note(tokens=module.tokens, steps=trainer.global_step)
-    run.say(
-        f"stopped after {trains.minutes:g} minutes at step {trainer.global_step} of {trains.max_steps}: go on with "
-        f"resume=true hydra.run.dir={run.folder}"
-    )
-
-
-def conclude(run: Run, module: GroupTraining, exports: Exports, logger: Any) -> None:
-    """The picture of the run, and what a tracker shows of its drafters."""
-    from specwave.app.trainer import read_metrics
-    from specwave.eagle.figures import training_figure
-
-    logger.finalize("success")
-    title = f"{module.target.name}: {module.tokens:,} tokens in {module.seconds:.0f} s"
-    drawn = training_figure(run.folder / "curves", read_metrics(run.folder), list(exports.groups), title)
-    exports.finish(drawn[:1])
-    if hasattr(logger, "report"):
+    def last_words() -> None:
+        say_figures(run, module, exports, len(watch.prompts) if watch else 0)
+        run.note(contamination=contamination)
         folders = {name: run.folder / BEST / name for name in exports.groups}
-        logger.report(module.validated["figures"], folders)
+        if sent := push(config.export, folders, run.say):
+            run.note(pushed=sent)
+
+    return learn(config, run, module, data, exports, began, last_words)
 
 
 def say_figures(run: Run, module: GroupTraining, exports: Exports, decoded: int) -> None:
@@ -246,7 +203,7 @@ def say_figures(run: Run, module: GroupTraining, exports: Exports, decoded: int)
     drafters: dict[str, Any] = dict(module.drafters.items())
     run.note(groups={name: drafter.config.layers for name, drafter in drafters.items()}, **module.validated)
     run.note(tokens=module.tokens, training_seconds=round(module.seconds, 1))
-    run.say(table(module, {name: wanted.rule for name, wanted in exports.groups.items()}))
+    run.say(table(module, {name: own["rule"] for name, own in exports.groups.items()}))
     for name, reason in module.stopped.items():
         run.note(stopped=module.stopped)
         run.say(f"{name} stopped early: {reason}")

@@ -22,7 +22,8 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from tqdm import tqdm
 
 from specwave.artifacts import UserError, drop_torn_line, reading, write_torch
-from specwave.eagle.world import Engine
+from specwave.data.world import Engine
+from specwave.target.load import ModelConfig, device_of
 
 METRICS, EARLIER = "metrics.csv", "metrics.earlier.csv"
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
@@ -65,6 +66,25 @@ class TrainerConfig:
             raise UserError("trainer.devices", count, remedy)
         return "cuda" if self.on_gpu else "cpu"
 
+    def device_for(self, model: ModelConfig) -> str:
+        """Where target and drafters lie: `device()`, or the GPU that `model.device` names by its number.
+
+        Raises:
+            UserError: the trainer runs on another kind of device, or that GPU is not here.
+        """
+        device, wanted = self.device(), model.device
+        own, kind = device.partition(":")[0], wanted.partition(":")[0]
+        if kind not in ("auto", own):
+            raise UserError("model.device", wanted, f"the trainer runs on {own}: set model.device={own}")
+        if kind == wanted:
+            return device
+        device_of(wanted)
+        return self.numbered(wanted)
+
+    def numbered(self, wanted: str) -> str:
+        """One GPU by its number."""
+        return wanted
+
     def refuse_gpus(self, count: int) -> NoReturn:
         if count == 1:
             raise UserError("trainer.accelerator", self.accelerator, "there is no CUDA GPU here: use trainer=cpu")
@@ -103,10 +123,24 @@ class TrainerConfig:
         """The step of a checkpoint; refuses one that is not whole, or that this trainer cannot go on from."""
         return last_step(path)
 
+    def places(self, device: torch.device) -> int | list[int]:
+        """Lightning's `devices` for a target on this one."""
+        return self.per_node if device.index is None else [device.index]
+
     def build(
-        self, target_dtype: torch.dtype, logger: Any, callbacks: list[pl.Callback], clip: float = 0.0, drafters: int = 1
+        self,
+        target_dtype: torch.dtype,
+        device: torch.device,
+        logger: Any,
+        callbacks: list[pl.Callback],
+        clip: float = 0.0,
+        drafters: int = 1,
     ) -> pl.Trainer:
-        """A trainer that writes nothing of its own; precision `auto` is bf16 autocast where the target is bf16."""
+        """A trainer that writes nothing of its own; precision `auto` is bf16 autocast where the target is bf16.
+
+        Args:
+            device: the target's in this process.
+        """
         warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # of Lightning about its own code
         warnings.filterwarnings(
             "ignore", message=".*does not have many workers.*"
@@ -114,7 +148,7 @@ class TrainerConfig:
         mixed = "bf16-mixed" if target_dtype == torch.bfloat16 else "32-true"
         return pl.Trainer(
             accelerator="gpu" if self.on_gpu else "cpu",
-            devices=self.per_node,
+            devices=self.places(device),
             num_nodes=self.nodes,
             strategy=self.strategy(clip, drafters),
             precision=mixed if self.precision == "auto" else self.precision,  # type: ignore[arg-type]

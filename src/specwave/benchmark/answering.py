@@ -110,6 +110,8 @@ class Answerer:
                 peaks[name] = max(peaks.get(name, 0), peak)
                 if len(made) == self.repeat:
                     method.answers.add(finished_row(question, name, made, peaks[name]))
+                    if hasattr(method.proposer, "flush"):
+                        method.proposer.flush(method.answers.folder)
 
     def answer(self, method: Method, question: Question, repetition: int = 0) -> tuple[list[Turn], int]:
         """(the turns of one answer, the peak of memory in bytes)."""
@@ -159,10 +161,16 @@ class Answerer:
         )
 
     def warm_up(self, method: Method) -> None:
-        """The first forwards pay for allocation and packing; no question shall."""
+        """The first forwards pay for allocation and packing; no question shall. A method that learns along the stream
+        of questions learns from them alone: plain decoding is warmed up in its place."""
+        proposer = method.proposer
+        if getattr(proposer, "scope", "sequence") == "stream":
+            proposer = None
         ids = prompt_ids(self.target, [{"role": "user", "content": "Count to ten, then say good night."}])
         with contextlib.suppress(Exception):  # what fails here fails at the questions, where it is written down
-            self.decode(method.proposer, ids, WARM_UP_TOKENS)
+            self.decode(proposer, ids, WARM_UP_TOKENS)
+        if hasattr(proposer, "warmed_up"):
+            proposer.warmed_up()
 
     # ---------------------------------------------------------------- is it the target's own output?
 

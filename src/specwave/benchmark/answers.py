@@ -21,7 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specwave.artifacts import UserError, append_line, drop_torn_line, read_json, read_jsonl, write_json, write_text
+from specwave.artifacts import (
+    UserError,
+    append_line,
+    drop_torn_line,
+    filled,
+    read_json,
+    read_jsonl,
+    write_json,
+    write_text,
+)
 from specwave.benchmark.questions import Question
 from specwave.benchmark.rows import failed, repetitions
 
@@ -105,11 +114,14 @@ class AnswerFile:
     Going on in a folder keeps every finished question, drops a line that a killed run left torn, and drops failed rows:
     those questions are tried again. Of a run on several devices, each has a `part`, 0 … n−1, and writes to
     `answers.<part>.jsonl` until `merge`; part 0 takes up what parts a killed run has left, before the others begin.
+
+    `defaults`: of settings that answers made before there were such keys do not name.
     """
 
     folder: Path
     settings: dict[str, Any]
     part: int | None = None
+    defaults: dict[str, Any] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -118,9 +130,9 @@ class AnswerFile:
         if not self.part:
             drop_torn_line(path)
         if any(place.exists() and place.stat().st_size for place in (path, *parts(self.folder))):
-            same = differences(read_json(self.folder / "settings.json", "resume"), self.settings)
-            if same:
-                raise UserError("resume", path, f"these answers were made with other settings: {'; '.join(same)}")
+            earlier = filled(read_json(self.folder / "settings.json", "resume"), self.defaults)
+            if other := differences(earlier, self.settings):
+                raise UserError("resume", path, f"these answers were made with other settings: {'; '.join(other)}")
             self._take_up(path)
         if not self.part:
             write_json(self.folder / "settings.json", self.settings)

@@ -15,12 +15,13 @@ BUILTIN = "builtin"  # as a checkpoint: the drafter that specwave brings for the
 
 @dataclass(frozen=True)
 class DrafterFolder:
-    """One drafter to evaluate. `label` is unique among those evaluated together."""
+    """One drafter to evaluate. `label` is unique among those evaluated together; `method` is its card's."""
 
     path: Path
     label: str
     layers: list[int]
     rule: str | None
+    method: str = "eagle3"
 
 
 def find_drafters(checkpoint: str | Sequence[str] | None) -> list[DrafterFolder]:
@@ -44,15 +45,17 @@ def find_drafters(checkpoint: str | Sequence[str] | None) -> list[DrafterFolder]
         switches = card.get("switches")
         label = group_name(layers, switches if isinstance(switches, dict) else None) if layers else path.name
         same = sum(other.label == label or other.label.startswith(f"{label}_") for other in found)
-        found.append(DrafterFolder(path, f"{label}_{same + 1}" if same else label, layers, rule))
+        method = str(card.get("method", "eagle3"))
+        found.append(DrafterFolder(path, f"{label}_{same + 1}" if same else label, layers, rule, method))
     return found
 
 
-def builtin_drafter(fingerprint: str) -> str | None:
+def builtin_drafter(fingerprint: str, method: str = "eagle3") -> str | None:
     """The folder of the drafter that specwave brings for the target of this fingerprint; None if it brings none."""
-    for card in sorted(assets_dir().glob("*/card.json")):
-        if read_json(card, "checkpoint")["target"]["fingerprint"] == fingerprint:
-            return str(card.parent)
+    for path in sorted(assets_dir().glob("*/card.json")):
+        card = read_json(path, "checkpoint")
+        if card["target"]["fingerprint"] == fingerprint and card["method"] == method:
+            return str(path.parent)
     return None
 
 

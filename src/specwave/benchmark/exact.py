@@ -237,7 +237,7 @@ class TargetScorer:
         session = self.target.session(1, len(ids))
         ids_BT = torch.tensor([list(ids)], device=self.target.device)
         if start:
-            session.forward(ids_BT[:, :start], logits=None)
+            session.forward(ids_BT[:, :start], logits=False)
             session.advance([start])
         rows = []
         for position in range(start, len(ids)):

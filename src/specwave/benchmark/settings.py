@@ -6,7 +6,7 @@ import hashlib
 import platform
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +76,29 @@ def _named(value: Any) -> Any:
     keys = {key.name: _named(getattr(value, key.name)) for key in fields(value)}
     keys.pop("batch_invariant", None)  # of all methods alike: a shared setting
     return {"name": value.label, **keys} if hasattr(value, "label") else keys
+
+
+def default_settings(decoding: Any, sampling: Any) -> dict[str, Any]:
+    """What `method_settings` says of keys that are at their defaults."""
+    return {"decoding": _defaults(decoding), "sampling": _defaults(sampling), "batch_invariant": False}
+
+
+def _defaults(value: Any) -> Any:
+    """A dataclass's own defaults, and those of what its fields hold."""
+    if isinstance(value, dict):
+        return {key: _defaults(entry) for key, entry in value.items()}
+    if not is_dataclass(value) or isinstance(value, type):
+        return {}
+    found: dict[str, Any] = {}
+    for key in fields(value):
+        if key.name == "batch_invariant":
+            continue
+        held = getattr(value, key.name)
+        if is_dataclass(held) or isinstance(held, dict):
+            found[key.name] = _defaults(held)
+        elif key.default is not MISSING:
+            found[key.name] = _named(key.default)
+    return found
 
 
 def device_name(device: torch.device) -> str:

@@ -85,6 +85,10 @@ class Labelled:
         """The answers of these kinds or domains."""
         return Labelled((one for one in self.answers if one.among(kinds)), self.n)
 
+    def of(self, domain: str) -> Labelled:
+        """The answers of a domain, whose name a kind of another one may have too."""
+        return Labelled((one for one in self.answers if one.domain == domain), self.n)
+
     def check(self, what: str) -> Labelled:
         """Itself.
 

@@ -166,7 +166,7 @@ def _grouped(part: str, data: Labelled, said_N: Tensor | None) -> list[Row]:
         groups.setdefault((one.domain or "unknown", one.kind), []).append(number)
     rows = []
     for (domain, kind), numbers in sorted(groups.items(), key=lambda entry: (entry[0][1] != "all", entry[0])):
-        mine_N = torch.isin(data.prompt_of, torch.tensor(numbers))
+        mine_N = torch.isin(data.prompt_of, torch.tensor(numbers, dtype=torch.int64))
         copied, again = data.all_copied & mine_N, data.all_repeated & mine_N
         tokens, triggers, hits = int(mine_N.sum()), int(again.sum()), int(copied.sum())
         row: Row = {"part": part, "domain": domain, "kind": kind, "prompts": len(numbers), "tokens": tokens}
@@ -194,7 +194,7 @@ def transfer_rows(
     domains = list(dict.fromkeys(one.domain for one in training.answers if one.domain))
     rows = []
     for source in ["all", *domains]:
-        learnt, judged = (data if source == "all" else data.only([source]) for data in (training, validation))
+        learnt, judged = (data if source == "all" else data.of(source) for data in (training, validation))
         row: Row = {"trained_on": source, "train_prompts": len(learnt), "train_tokens": learnt.tokens}
         row["train_copied"] = int(learnt.all_copied.sum())
         probes: Probes | None = None
@@ -203,7 +203,7 @@ def transfer_rows(
             probes = train(own, learnt, judged, settings)
             threshold, _ = f1_threshold(logits(probes, own, judged, settings.offset)[0], judged)
         for goal in ["all", *domains]:
-            held = test if goal == "all" else test.only([goal])
+            held = test if goal == "all" else test.of(goal)
             figures: Row = dict.fromkeys(("auc", "precision", "recall", "f1"))
             if probes is not None and len(held):
                 said_PN = logits(probes, own, held, settings.offset)

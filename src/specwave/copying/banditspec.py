@@ -34,7 +34,9 @@ class BanditSpec(Composite):
     ):
         super().__init__(arms, settings)
         self.names, self.policy, self.times = list(self.children), policy, times
-        self.scope = "stream" if stream else "sequence"
+        self.stream = stream
+        if stream:
+            self.scope = "stream"
         self.bandits: dict[int, Rated] = {}  # by row
         self.shared: Rated | None = None
         self.pulled: dict[int, int] = {}  # by row: the arm of the round that runs
@@ -42,7 +44,7 @@ class BanditSpec(Composite):
     def begin(self, contexts: Sequence[Context]) -> None:
         super().begin(contexts)
         self.pulled = {}
-        if self.scope == "sequence":
+        if not self.stream:
             self.bandits = {context.row: self._bandit(context) for context in contexts}
             return
         if self.shared is None:

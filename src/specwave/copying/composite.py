@@ -36,6 +36,8 @@ class Composite(BaseProposer, ABC):
         self.children: dict[str, Proposer] = {
             name: Plain() if child is None else child for name, child in children.items()
         }
+        if any(child.scope == "stream" for child in self.children.values()):
+            self.scope = "stream"
         self.ledger = Ledger()
         if settings is not None:
             self.settings = settings

@@ -6,7 +6,7 @@ What drafts where nothing is copied arrives as settings of another room's method
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -104,7 +104,7 @@ class CopySpecDecoding:
         children: dict[str, Proposer] = {
             "copy": Lookup(partial(LastN, self.n, self.n, self.occurrence), lambda _: self.length)
         }
-        neural = built(self.neural, target, checkpoint, allow_other_target)
+        neural = built(self.neural, target, checkpoint, allow_other_target, self.batch_invariant)
         if neural is not None:
             children["neural"] = neural
         return FirstOf(children, replace(self, neural=None if neural is None else used(self.neural, neural)))
@@ -152,12 +152,14 @@ class BanditSpecDecoding:
             if arm is not None and (checkpoint is not None or not arm.needs_checkpoint)
         }
         check_arms(list(kept), "" if checkpoint is not None else " without a checkpoint")
-        children = {name: built(arm, target, checkpoint, allow_other_target) for name, arm in kept.items()}
+        children = {
+            name: built(arm, target, checkpoint, allow_other_target, self.batch_invariant) for name, arm in kept.items()
+        }
         return BanditSpec(
             children,
             self.bandit,
             self.scope == "stream",
-            clock(target) if self.reward == "modelled" else None,
+            clock(target, invariant=self.batch_invariant) if self.reward == "modelled" else None,
             replace(self, arms={name: used(arm, children[name]) for name, arm in kept.items()}),
         )
 
@@ -171,10 +173,18 @@ class BanditSpecDecoding:
 # ---------------------------------------------------------------- settings within settings
 
 
-def built(method: Any, target: Target, checkpoint: Any, allow_other_target: bool) -> Proposer | None:
-    """A method's proposer; None where it is null, plain decoding, or needs a drafter that is not there."""
+def built(
+    method: Any, target: Target, checkpoint: Any, allow_other_target: bool, batch_invariant: bool
+) -> Proposer | None:
+    """A method's proposer; None where it is null, plain decoding, or needs a drafter that is not there.
+
+    Args:
+        batch_invariant: of the method around it: what it times are the forwards that are decoded with.
+    """
     if method is None or (checkpoint is None and method.needs_checkpoint):
         return None
+    if is_dataclass(method) and not isinstance(method, type) and hasattr(method, "batch_invariant"):
+        method = replace(method, batch_invariant=batch_invariant)
     return method.build(target, checkpoint if takes_checkpoint(method) else None, allow_other_target)
 
 

@@ -102,7 +102,7 @@ class SwitchSdDecoding:
             remedy = f"layer {layer} is unknown: {target.name} has layers 0 to {probes.num_layers - 1}"
             raise UserError("decoding.layer", layer, remedy)
         threshold = probes.threshold(site, layer) if self.threshold is None else self.threshold
-        neural = built(self.neural, target, checkpoint, allow_other_target)
+        neural = built(self.neural, target, checkpoint, allow_other_target, self.batch_invariant)
         length = self._length(probes, target)
         settings = replace(
             self,
@@ -123,12 +123,14 @@ class SwitchSdDecoding:
             rows = [
                 {key: float(row[key]) for key in ("length", "drafted", "accepted")} for row in probes.card["copies"]
             ]
+            if not all(1 <= row["length"] <= ROOM for row in rows):
+                raise ValueError("copies of a length that no round verifies")
         if not rows:
             remedy = (
                 "no copy was triggered when the probe was trained, so its card does not say how long: give a number"
             )
             raise UserError("decoding.length", self.length, remedy)
-        return best_length(rows, clock(target))
+        return best_length(rows, clock(target, invariant=self.batch_invariant))
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ def _prefill(session: Session, contexts: Sequence[Context], wants: Wants) -> Non
     parts = []
     for start in range(0, max(counts), PREFILL):
         part = padded[:, start : start + PREFILL].to(session.target.device)
-        parts.append(session.forward(part, wants=wants, logits=None))
+        parts.append(session.forward(part, wants=wants, logits=False))
         session.advance([min(max(count - start, 0), part.shape[1]) for count in counts])
     for row, context in enumerate(contexts if parts else ()):
         count = counts[row]

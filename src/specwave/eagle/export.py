@@ -140,6 +140,9 @@ def _read_drafter(folder: Path) -> tuple[DrafterConfig, dict[str, Tensor], dict[
     off = dict.fromkeys(SWITCHES, False)
     card = {"switches": off, "format": FORMATS[0]} | read_json(folder / "card.json", KEY)
     content = off | read_json(folder / "config.json", KEY)
+    if card.get("method", "eagle3") != "eagle3":
+        method = card["method"]
+        raise UserError(KEY, folder, f"its card is of method {method!r}, no EAGLE-3 drafter: use decoding={method}")
     if card["format"] not in FORMATS:
         raise UserError(KEY, folder, f"its format is {card['format']!r}; {' and '.join(FORMATS)} are read")
     if card["format"] == "speculators":

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from specwave.artifacts import UserError
-from specwave.eagle import world
+from specwave.data import world
 from specwave.eagle.drafter import Eagle3Drafter
 from specwave.eagle.gradients import take
 from specwave.eagle.loss import Outcome, ttt_loss

@@ -31,6 +31,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from specwave.artifacts import LAYER_CONVENTION, UserError, cache_dir
+from specwave.data.samples import Prepared
 from specwave.data.states import (
     Column,
     Index,
@@ -45,7 +46,6 @@ from specwave.data.states import (
     size,
     write_shard,
 )
-from specwave.eagle.samples import Prepared
 from specwave.target.documents import document_spans
 
 if TYPE_CHECKING:

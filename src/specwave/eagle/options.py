@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from specwave.artifacts import UserError
+from specwave.data.schedule import check_optimiser, warmed_cosine
 from specwave.eagle.divergence import FORMS
 from specwave.eagle.loss import NORMALISERS
 from specwave.eagle.slots import COUNT_FROM
 
 STARTS = ("target", "random")
-EXPORTS = ("bfloat16", "float32")
 
 
 @dataclass
@@ -42,17 +41,8 @@ class Eagle3:
         for key in ("draft_vocab_size", "steps"):
             if getattr(self, key) < 1:
                 refuse(key, "≥ 1")
-        for key in ("lr", "clip"):
-            if not (0 < getattr(self, key) < math.inf):
-                refuse(key, "> 0 and finite")
         if not 0 < self.decay <= 1:
             refuse("decay", "in (0, 1]: the weight of each step beside the one before")
-        if not 0 <= self.warmup < 1:
-            refuse("warmup", "in [0, 1): the share of all steps")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            refuse("betas", "two numbers in [0, 1)")
-        if not self.weight_decay >= 0:
-            refuse("weight_decay", "≥ 0")
         for key, known in (("loss", tuple(FORMS)), ("count_from", COUNT_FROM), ("normaliser", NORMALISERS)):
             if getattr(self, key) not in known:
                 refuse(key, f"one of {', '.join(known)}")
@@ -60,12 +50,8 @@ class Eagle3:
             refuse("init", f"one of {', '.join(STARTS)}")
         if self.fc_norm and self.norm_before_fc:
             refuse("norm_before_fc", "false where drafter.fc_norm is true: one of the two scales the captured layers")
-        if self.export_dtype not in EXPORTS:
-            refuse("export_dtype", f"one of {', '.join(EXPORTS)}")
+        check_optimiser(self)
 
     def rate(self, step: int, max_steps: int) -> float:
-        """Share of `lr` at a step 0…max_steps−1: linear warm-up to 1, then a cosine to 0 after the last step."""
-        warm = max(1, round(self.warmup * max_steps))
-        if step < warm:
-            return (step + 1) / warm
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm) / max(1, max_steps - warm))))
+        """Share of `lr` at a step 0…max_steps−1."""
+        return warmed_cosine(step, max_steps, self.warmup)

@@ -33,7 +33,8 @@ class Eagle3Decoding:
     `top_k` = 1: a chain of `levels` drafts. `top_k` > 1: a dynamic tree (EAGLE-2), the `total_token` − 1 likeliest of
     the `top_k` children of the `top_k` likeliest paths of every level; null keeps all. `tree`: a fixed one, each draft
     by its path of ranks, as in [[0],[1],[0,0]]. `total_token` = "auto": levels, top_k and size are chosen by the clock
-    for this drafter, target and device (`tuning.py`). `batch_invariant` is the loop's.
+    for this drafter, target and device (`tuning.py`). `batch_invariant` is the loop's; it also says which forwards the
+    clock times.
     """
 
     levels: int = 2
@@ -70,9 +71,6 @@ class Eagle3Decoding:
     def _check_auto(self, total: str) -> None:
         if total != "auto":
             raise UserError("decoding.total_token", total, f"must be auto, null, or a number from 2 to {ROOM + 1}")
-        if self.batch_invariant:
-            remedy = "its times are those of ordinary decoding: give levels and top_k, or batch_invariant=false"
-            raise UserError("decoding.total_token", "auto", remedy)
         plain = {entry.name: entry.default for entry in fields(self)}
         for key in ("levels", "top_k", "tree"):
             if getattr(self, key) != plain[key]:
@@ -108,8 +106,8 @@ class Eagle3Decoding:
         if checkpoint is None:
             remedy = "decoding=eagle3 needs a drafter: give a folder that train.py wrote (…/drafters/L…)"
             raise UserError("checkpoint", "null", remedy)
-        tree = {"top_k": self.top_k, "total_token": self.total_token, "tree": self.tree}
-        return load_drafter(checkpoint, target, allow_other_target, levels=self.levels, **tree)
+        keys = {name: getattr(self, name) for name in ("top_k", "total_token", "tree", "batch_invariant")}
+        return load_drafter(checkpoint, target, allow_other_target, levels=self.levels, **keys)
 
 
 def load_drafter(
@@ -133,7 +131,9 @@ def load_drafter(
     if settings.total_token == "auto":
         from specwave.eagle.tuning import tuned_settings  # which decodes with what this module makes
 
-        return Eagle3(drafter, target, card=card, **tuned_settings(path, drafter, target))
+        invariant = settings.batch_invariant
+        tuned = tuned_settings(path, drafter, target, invariant)
+        return Eagle3(drafter, target, card=card, batch_invariant=invariant, **tuned)
     return Eagle3(drafter, target, levels, card, **tree)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from specwave.artifacts import UserError
-from specwave.eagle import world
+from specwave.data import world
 from specwave.eagle.loss import Outcome, acceptance, weighted
 
 SUMS = ("losses", "counts", "hits", "slots")

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from specwave.decoding.protocol import Verdict
 from specwave.decoding.tune import Choice, Round, choose
 from specwave.eagle.proposer import Eagle3
 from specwave.target import Target
-from specwave.target.clock import clock
+from specwave.target.clock import Clock, clock
 
 if TYPE_CHECKING:
     from specwave.eagle.drafter import Eagle3Drafter
@@ -48,27 +49,33 @@ class _Watched(Eagle3):
         self.rounds += [Round.of(verdict) for verdict in verdicts if len(verdict.tree)]
 
 
-def tune(drafter: Eagle3Drafter, target: Target, name: str) -> list[Choice]:
-    """The choices by expected tokens per second, best first (`name` of the drafter is for the note's file name)."""
+def tune(drafter: Eagle3Drafter, target: Target, name: str, invariant: bool = False) -> list[Choice]:
+    """The choices by expected tokens per second, best first.
+
+    Args:
+        name: of the drafter, for the note's file name.
+        invariant: of batch-invariant decoding, whose forwards take another time.
+    """
     digest = hashlib.sha256()
     for weight in drafter.state_dict().values():
         digest.update(weight.detach().float().cpu().flatten()[:4096].numpy().tobytes())
-    times = clock(target)
+    times = clock(target, invariant=invariant)
     facts = [_SCHEME, target.fingerprint, str(target.dtype), digest.hexdigest(), times.sizes, times.seconds]
+    facts += ["batch_invariant"] * invariant
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     path = cache_dir() / "tuned" / f"{name}-{key}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # a damaged note is made again
         noted = [Choice(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["choices"]]
         if any(map(_drafts, noted)):
             return noted
-    found = _tune(drafter, target)
+    found = _tune(drafter, target, times, invariant)
     with contextlib.suppress(OSError):
         write_json(path, {"choices": [asdict(choice) for choice in found], "clock": asdict(times)})
     return found
 
 
-def _tune(drafter: Eagle3Drafter, target: Target) -> list[Choice]:
-    times = clock(target)
+def _tune(drafter: Eagle3Drafter, target: Target, times: Clock, invariant: bool) -> list[Choice]:
+    decode = partial(generate, batch_invariant=invariant)
     every = [ids for _, _, ids in user_prompt_ids(target, builtin_calibration_prompts())]
     room = max(2, min(target.max_length, drafter.config.max_length) // 2)
     prompts = spread([ids for ids in every if len(ids) <= room] or [every[0][:room]], _PROMPTS)
@@ -77,15 +84,15 @@ def _tune(drafter: Eagle3Drafter, target: Target) -> list[Choice]:
     vocabulary = drafter.config.draft_vocab_size
     top_k = min(TOP_K, vocabulary)
     watched = _Watched(drafter, target, LEVELS, top_k, None if top_k == 1 else wide)
-    generate(target, watched, prompts, max_new_tokens=limit)
+    decode(target, watched, prompts, max_new_tokens=limit)
 
     def level_time(chain: bool) -> tuple[float, float, float]:
         """(seconds of a round's first level, of each further one, of a round outside draft and forward)."""
         taken, outside = {}, 0.0
         for levels in (1, 4):
             own = _Watched(drafter, target, levels, 1 if chain else top_k, None if chain or top_k == 1 else 9)
-            generate(target, own, prompts[0], max_new_tokens=min(8, limit))  # warms up
-            made = generate(target, own, prompts[0], max_new_tokens=min(24, limit))
+            decode(target, own, prompts[0], max_new_tokens=min(8, limit))  # warms up
+            made = decode(target, own, prompts[0], max_new_tokens=min(24, limit))
             taken[levels] = made.draft_seconds / made.rounds
             tokens = 1 + max((len(one.depths) for one in own.rounds), default=0)
             outside = max(0.0, made.verify_seconds / made.rounds - times(tokens))
@@ -110,10 +117,10 @@ def _drafts(choice: Choice) -> bool:
     return 1 <= choice.levels <= LEVELS and choice.drafts in (SIZES if not choice.chain else range(1, LEVELS + 1))
 
 
-def tuned_settings(path: Path | str, drafter: Eagle3Drafter, target: Target) -> dict[str, Any]:
+def tuned_settings(path: Path | str, drafter: Eagle3Drafter, target: Target, invariant: bool = False) -> dict[str, Any]:
     """`levels`, `top_k` and `total_token` of the fastest way to draft, even where plain decoding is faster still."""
     with torch.inference_mode():
-        best = next(filter(_drafts, tune(drafter, target, Path(path).name)))
+        best = next(filter(_drafts, tune(drafter, target, Path(path).name, invariant)))
     if best.chain:
         return {"levels": best.levels, "top_k": 1, "total_token": None}
     return {"levels": best.levels, "top_k": min(TOP_K, drafter.config.draft_vocab_size), "total_token": best.drafts + 1}

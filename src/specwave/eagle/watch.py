@@ -8,7 +8,7 @@ import torch
 
 from specwave.data.conversations import Sample
 from specwave.data.sources import spread
-from specwave.decoding import generate
+from specwave.decoding import Proposer, generate
 from specwave.eagle.drafter import Eagle3Drafter
 from specwave.eagle.proposer import Eagle3
 from specwave.target import Target
@@ -28,10 +28,12 @@ class Watch:
 
     def tau(self, drafter: Eagle3Drafter) -> float | None:
         """Committed tokens per verification; None where no prompt fits."""
+        return self.tau_of(Eagle3(drafter, self.target, self.levels)) if self.prompts else None
+
+    def tau_of(self, proposer: Proposer) -> float | None:
+        """The same of any method."""
         if not self.prompts:
             return None
         with torch.autocast(self.target.device.type, enabled=False):
-            made = generate(
-                self.target, Eagle3(drafter, self.target, self.levels), self.prompts, max_new_tokens=self.tokens
-            )
+            made = generate(self.target, proposer, self.prompts, max_new_tokens=self.tokens)
         return sum(map(len, made.tokens)) / sum(map(len, made.accept_lengths))

@@ -113,6 +113,16 @@ def best_partners(gains: Tensor) -> list[int]:
     return gains.masked_fill(own, -math.inf).round(decimals=12).max(1).indices.tolist()
 
 
+def spearman(x: Tensor, y: Tensor) -> float:
+    """Spearman's rank correlation of two lists [n]; ties share the mean of their ranks. NaN where one is constant."""
+
+    def ranks(values: Tensor) -> Tensor:
+        _, place, times = values.double().unique(return_inverse=True, return_counts=True)
+        return (times.cumsum(0) - (times - 1) / 2)[place]
+
+    return torch.corrcoef(torch.stack([ranks(x), ranks(y)]))[0, 1].item()
+
+
 @dataclass
 class Standing:
     """A named set among all sets of its size."""

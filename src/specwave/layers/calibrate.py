@@ -84,11 +84,11 @@ def calibrate(
     across = _filter_across(target, ordered, [own for own in distinct if own.filter_scope == "set"], batch_size)
     spreads: dict[Rows, list[Tensor]] = {own: [] for own in distinct}
     progress = tqdm(total=len(ordered), desc="calibration", unit="prompt", disable=None)
-    for first, batch, states in _forwards(target, ordered, batch_size):
+    for first, batch, states in forwards(target, ordered, batch_size):
         for row, sample in enumerate(batch):
             index, length = first + row, len(sample.ids)
             own_NTD = [hidden[row, :length] for hidden in states]
-            _check_finite(target, sample, own_NTD)
+            check_finite(target, sample, own_NTD)
             entropy_T = _entropy_of_positions(target, sample, own_NTD[-1])
             kept = {own: across[own][index] if own in across else own.kept(entropy_T, index) for own in distinct}
             plans = [part.plan(kept[own], length) for part, own in zip(collectors, filters, strict=True)]
@@ -117,7 +117,7 @@ def calibrate(
     return results
 
 
-def _forwards(
+def forwards(
     target: Target, ordered: Sequence[Sample], batch_size: int
 ) -> Iterator[tuple[int, Sequence[Sample], list[Tensor]]]:
     """(place of the first, batch, states [B, T, D] of every layer); batches fit memory and `batch_size`."""
@@ -153,10 +153,10 @@ def _filter_across(
         return {}
     entropies: list[Tensor] = []
     progress = tqdm(total=len(ordered), desc="entropies of the whole set", unit="prompt", disable=None)
-    for _, batch, states in _forwards(target, ordered, batch_size):
+    for _, batch, states in forwards(target, ordered, batch_size):
         for row, sample in enumerate(batch):
             own_NTD = [hidden[row, : len(sample.ids)] for hidden in states]
-            _check_finite(target, sample, own_NTD)
+            check_finite(target, sample, own_NTD)
             entropies.append(_entropy_of_positions(target, sample, own_NTD[-1]))
         del states, own_NTD
         progress.update(len(batch))
@@ -164,7 +164,7 @@ def _filter_across(
     return {own: keep_in_set(entropies, own.rho, own.skip_first) for own in filters}
 
 
-def _check_finite(target: Target, sample: Sample, states_NTD: Sequence[Tensor]) -> None:
+def check_finite(target: Target, sample: Sample, states_NTD: Sequence[Tensor]) -> None:
     edges_N2 = torch.stack(
         [torch.stack(torch.aminmax(hidden)) for hidden in states_NTD]
     )  # a NaN passes through, no copy

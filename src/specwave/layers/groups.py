@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +34,15 @@ class Group:
 
     layers: Layers
     entropy: float
+    score: float | None = None  # what its selector ranks by, where that is not the entropy
+    origin: tuple[str, ...] = ()  # who proposed it, where several did
+
+    def described(self) -> dict[str, Any]:
+        """Plain data, without what is not there."""
+        known = {"score": self.score, "origin": list(self.origin)}
+        return {"layers": list(self.layers), "entropy": self.entropy} | {
+            key: value for key, value in known.items() if value not in (None, [])
+        }
 
 
 def score(grams: Tensor, sets: Sequence[Layers] | Tensor, alpha: float = 1.0) -> list[Group]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from specwave.target.load import Identity
 
 SCHEME = 1  # raise it when the pass changes what it computes
-_REMEDY = "delete it: the pass is made again"
+REMEDY = "delete it: the pass is made again"
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,14 @@ class Job:
 
     @property
     def path(self) -> Path:
-        own = self.identity
-        facts = [SCHEME, own.fingerprint, str(own.dtype), own.device.type, own.date_string, own.eos_ids, self.digest,
-                 asdict(self.settings.rows())]  # fmt: skip
-        key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
-        return cache_dir() / "calibration" / f"{own.name}-{key}.safetensors"
+        return pass_path("calibration", SCHEME, self.identity, self.digest, asdict(self.settings.rows()))
+
+
+def pass_path(folder: str, scheme: int, own: Identity, digest: str, settings: dict[str, Any]) -> Path:
+    """Where a pass is kept: its name is a hash of all that it depends on."""
+    facts = [scheme, own.fingerprint, str(own.dtype), own.device.type, own.date_string, own.eos_ids, digest, settings]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+    return cache_dir() / folder / f"{own.name}-{key}.safetensors"
 
 
 def calibrated(
@@ -135,7 +138,7 @@ _TENSORS = ("grams", "labels", "spread")
 def _load(job: Job) -> Calibrated | UserError:
     try:
         with (
-            reading("cache", job.path, _REMEDY, also=(SafetensorError,)),
+            reading("cache", job.path, REMEDY, also=(SafetensorError,)),
             safe_open(job.path, framework="pt") as stored,
         ):
             facts = json.loads(stored.metadata()["facts"])
@@ -153,6 +156,6 @@ def _load(job: Job) -> Calibrated | UserError:
     if fingerprint != job.identity.fingerprint or (own, digest) != (job.settings.rows(), job.digest):
         return UserError(
             "cache", job.path, "holds the calibration of another model, tokenizer, chat template, setting or other "
-            f"conversations (fingerprint {fingerprint}, this target's is {job.identity.fingerprint}): {_REMEDY}"
+            f"conversations (fingerprint {fingerprint}, this target's is {job.identity.fingerprint}): {REMEDY}"
         )  # fmt: skip
     return found

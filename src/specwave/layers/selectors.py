@@ -1,7 +1,8 @@
 """The choices of `conf/selector`: settings that turn Grams into ranked groups of layers.
 
-Every selector has `name`, `m_of(num_layers)`, `check(num_layers)`, called before anything costly runs, and
-`select(grams [N, R, R])` → `Outcome`.
+Every selector has `name`, `m_of(num_layers)`, `check(num_layers)`, called before anything costly runs, `sampling()`,
+what it wants to see of drafting steps, and `select(grams [N, R, R])` → `Outcome`, to which those steps are handed too
+where it wants any. `searched` says whether resampled Grams tell how sure its choice is.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
@@ -21,6 +22,10 @@ from specwave.layers.groups import Group, score
 from specwave.layers.ranking import Ranking
 from specwave.layers.search import Beams
 
+if TYPE_CHECKING:
+    from specwave.layers.proxy import Foretold
+    from specwave.layers.steps import Sampling
+
 
 @dataclass
 class Outcome:
@@ -29,6 +34,7 @@ class Outcome:
     groups: list[Group]  # best first
     steps: Beams = field(default_factory=list)  # the beam after every step, where there was one
     ranking: Ranking | None = None  # of all sets of this size, where it was computed
+    foretold: Foretold | None = None  # what the proxy found, where there was one
 
 
 # N → layers. eagle3_release is what EAGLE's released code reads: block *inputs* 2, N//2, N−3, one lower as outputs.
@@ -69,9 +75,18 @@ def fixed_rules(num_layers: int) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _positive(key: str, value: int) -> None:
+def positive(key: str, value: int) -> None:
     if value < 1:
         raise UserError(key, value, "must be ≥ 1")
+
+
+def refuse_many(m: int, num_layers: int, max_sets: int) -> None:
+    """Raises UserError where all sets of `m` layers are more than are looked at one by one."""
+    if (count := math.comb(num_layers, m)) > max_sets:
+        raise UserError(
+            "selector.m", m, f"{count:,} sets of {m} of {num_layers} layers are more than "
+            f"selector.max_sets={max_sets}: raise it, lower m, or use selector=elsi"
+        )  # fmt: skip
 
 
 def _check_alpha(alpha: float) -> None:
@@ -86,17 +101,21 @@ def _check_m(m: int, num_layers: int) -> None:
 
 
 @dataclass
-class _Sized:
+class Sized:
     """What the searches share: the size of the set and the order of the entropy."""
 
+    searched: ClassVar[bool] = True
     m: int = 3
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
         for key, value in vars(self).items():
             if key == "m" or key.startswith("k_"):
-                _positive(f"selector.{key}", value)
+                positive(f"selector.{key}", value)
         _check_alpha(self.alpha)
+
+    def sampling(self) -> Sampling | None:
+        return None
 
     def m_of(self, num_layers: int) -> int:
         return self.m
@@ -106,7 +125,7 @@ class _Sized:
 
 
 @dataclass
-class Elsi(_Sized):
+class Elsi(Sized):
     """Beam search for the set of layers of largest entropy (`search.elsi`)."""
 
     name: ClassVar[str] = "elsi"
@@ -121,7 +140,7 @@ class Elsi(_Sized):
 
 
 @dataclass
-class ElsiC(_Sized):
+class ElsiC(Sized):
     """The beam with candidates where conditional CKA changes most (`search.elsi_c`)."""
 
     name: ClassVar[str] = "elsi_c"
@@ -143,7 +162,7 @@ class ElsiC(_Sized):
 
 
 @dataclass
-class Exhaustive(_Sized):
+class Exhaustive(Sized):
     """Every set there is (`ranking.Ranking`)."""
 
     name: ClassVar[str] = "exhaustive"
@@ -153,16 +172,11 @@ class Exhaustive(_Sized):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _positive("selector.top", self.top)
+        positive("selector.top", self.top)
 
     def check(self, num_layers: int) -> None:
         super().check(num_layers)
-        count = math.comb(num_layers, self.m)
-        if count > self.max_sets:
-            raise UserError(
-                "selector.m", self.m, f"{count:,} sets of {self.m} of {num_layers} layers are more than "
-                f"selector.max_sets={self.max_sets}: raise it, lower m, or use selector=elsi"
-            )  # fmt: skip
+        refuse_many(self.m, num_layers, self.max_sets)
 
     def select(self, grams: Tensor) -> Outcome:
         self.check(len(grams))
@@ -176,6 +190,7 @@ class Fixed:
 
     name: ClassVar[str] = "fixed"
     reads_cka: ClassVar[bool] = False
+    searched: ClassVar[bool] = False
     rule: str = "eagle3"
     layers: list[int] | None = None
     paper_ids_are: Literal["output", "input"] = "output"
@@ -188,9 +203,12 @@ class Fixed:
             raise UserError(
                 "selector.rule", self.rule, f"there is no such rule: use {', '.join(RULES)}, or random"
             )  # fmt: skip
-        _positive("selector.m", self.m)
+        positive("selector.m", self.m)
         _check_alpha(self.alpha)
         check_seed("selector.seed", self.seed)
+
+    def sampling(self) -> Sampling | None:
+        return None
 
     def m_of(self, num_layers: int) -> int:
         return len(self.check(num_layers))

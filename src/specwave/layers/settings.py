@@ -10,6 +10,7 @@ import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from specwave.artifacts import UserError
@@ -35,6 +36,7 @@ class Calibration(Rows):
     max_length: int = 2048
     answer_batch_size: int = 64
     batch_size: int = 4
+    check_benchmark: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,6 +46,9 @@ class Calibration(Rows):
                 raise UserError(f"calibration.{key}", value, "must be ≥ 1")
         if self.scale not in SCALES:
             raise UserError("calibration.scale", self.scale, f"must be one of {', '.join(SCALES)}")
+        if self.check_benchmark is not None and not Path(self.check_benchmark).is_file():
+            remedy = "there is no such file: name a question.jsonl"
+            raise UserError("calibration.check_benchmark", self.check_benchmark, remedy)
 
     def source(self) -> list[Conversation]:
         """All conversations there are."""

@@ -10,6 +10,7 @@ _HOMES = {
     "ClaspDecoding": "clasp",
     "DelDecoding": "del_",
     "DraftVerifyDecoding": "draft_verify",
+    "KangarooDecoding": "kangaroo",
     "KnapSpec": "knapspec",
     "KnapSpecDecoding": "knapspec",
     "LayerSkipDecoding": "layerskip",

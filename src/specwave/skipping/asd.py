@@ -11,6 +11,7 @@ about the structure of the draft were not available to us, nor its thresholds; w
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -59,27 +60,32 @@ class Asd(Online):
 
     def __init__(self, target: Target, settings: AsdDecoding):
         self.settings = settings
+        self._rounds = deque[tuple[Tensor, int]](maxlen=settings.window)  # sums of cosines by middle block, and tokens
         self.middle = range(1, target.num_layers - 1)  # blocks whose attention may be dropped
         before = tuple(layer - 1 for layer in self.middle)
         super().__init__(target, Wants(before, tuple(self.middle)), settings.window, settings.every)
 
     def forget(self) -> None:
-        self._sum: Tensor | None = None  # of cosines, by middle block
-        self._tokens = 0
+        self._rounds.clear()
 
     def take(self, verdicts: Sequence[Verdict]) -> None:
-        for verdict in verdicts if self.middle else ():
-            context = verdict.context
-            inputs = torch.stack([context.blocks[layer - 1] for layer in self.middle])
-            outputs = torch.stack([context.attentions[layer] for layer in self.middle])
-            found = F.cosine_similarity(inputs.float(), outputs.float(), dim=-1).sum(-1)
-            self._sum = found if self._sum is None else self._sum + found
-            self._tokens += inputs.shape[1]
+        if not self.middle:
+            return
+        contexts = [verdict.context for verdict in verdicts]
+        inputs = torch.stack([torch.cat([one.blocks[layer - 1] for one in contexts]) for layer in self.middle])
+        outputs = torch.stack([torch.cat([one.attentions[layer] for one in contexts]) for layer in self.middle])
+        found = F.cosine_similarity(inputs.float(), outputs.float(), dim=-1).sum(-1)
+        self._rounds.append((found, inputs.shape[1]))
+
+    def cosines(self) -> list[float]:
+        """The mean of each middle block over the rounds watched."""
+        sums, tokens = zip(*self._rounds, strict=True)
+        return (torch.stack(sums).sum(0) / sum(tokens)).tolist()
 
     def make(self, contexts: Sequence[Context]) -> Plan:
-        if self._sum is None:  # there is nothing between first and last block
+        if not self.middle:
             return Plan.full(self.target.num_layers)
-        kept = kept_attentions((self._sum / self._tokens).tolist(), self.settings.threshold)
+        kept = kept_attentions(self.cosines(), self.settings.threshold)
         return Plan.full(self.target.num_layers) if all(kept) else Plan(kept, self.settings.gamma)
 
 

@@ -24,7 +24,7 @@ from specwave.artifacts import UserError
 from specwave.decoding import Context, Verdict
 from specwave.skipping.drafting import choose_coupled, confidence
 from specwave.skipping.early_exit import EarlyExit, ExitDecoding, exit_plan
-from specwave.skipping.layerskip import exit_block
+from specwave.skipping.exits import exit_block
 from specwave.skipping.logs import Logged
 from specwave.skipping.midway import Midway, Tally
 from specwave.skipping.plans import Plan

@@ -19,7 +19,7 @@ import json
 import random
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -84,7 +84,8 @@ class DraftVerifyDecoding(SelfDecoding):
     def build(self, target: Target, checkpoint: Any = None, allow_other_target: bool = False) -> SelfSpeculation:
         """A proposer for `target`; the plan is read, or found now, before anything is timed."""
         if self.plan is not None:
-            return self.compose(target, Fixed(read_plan(self.plan, target.num_layers, self.gamma)))
+            plan = read_plan(self.plan, target.num_layers, self.gamma)
+            return replace(self, gamma=plan.gamma).compose(target, Fixed(plan))  # results name the γ of the file
         costs = latency(target, self.contexts, self.latency, self.batch_invariant)
         return self.compose(target, Fixed(*found_plan(target, self, costs)))
 
@@ -139,6 +140,7 @@ def found_plan(target: Target, settings: DraftVerifyDecoding, costs: Latency) ->
     if note.is_file():
         with contextlib.suppress(UserError):  # damaged: found again
             return read_note(note, target.num_layers)
+    find_optuna()  # before the target answers anything
     samples = answered(
         target, asked, max_new_tokens=settings.max_new_tokens, batch_size=len(asked), label="answers to plan on"
     )
@@ -196,7 +198,7 @@ def objective(
     padded = torch.zeros(len(samples), max(counts), dtype=torch.int64)
     for row, sample in enumerate(samples):
         padded[row, : counts[row]] = torch.tensor(sample.ids[:-1])
-    session.forward(padded.to(target.device), logits=None)
+    session.forward(padded.to(target.device), logits=False)
     session.advance(counts)
     contexts = [
         Context(row, row, sample.ids, sample.answer.index(True), sum(sample.answer), session, row)
@@ -224,11 +226,7 @@ def optimise(value: Callable[[Kept], Worth], bits: int, trials: int, seed: int) 
     Raises:
         UserError: optuna is not installed.
     """
-    try:
-        import optuna
-    except ImportError:
-        remedy = "a plan is searched with optuna, a package of its own: pip install 'specwave[bayes]', or name a file"
-        raise UserError("decoding.plan", "null", remedy) from None
+    optuna = find_optuna()
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # else a line for each trial
     try:
@@ -250,3 +248,17 @@ def optimise(value: Callable[[Kept], Worth], bits: int, trials: int, seed: int) 
     finally:
         optuna.logging.set_verbosity(before)
     return tried
+
+
+def find_optuna() -> Any:
+    """The module.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        remedy = "a plan is searched with optuna, a package of its own: pip install 'specwave[bayes]', or name a file"
+        raise UserError("decoding.plan", "null", remedy) from None
+    return optuna

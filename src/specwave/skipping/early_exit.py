@@ -16,7 +16,7 @@ That is E·(γ + 1) + N − E blocks a round. Source: LayerSkip (arXiv 2404.1671
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,12 @@ class EarlyExit(SelfSpeculation):
 
 @torch.inference_mode()
 def draft_to_exit(
-    contexts: Sequence[Context], block: int, gamma: int, stop: Stop, layers: Sequence[int] = ()
+    contexts: Sequence[Context],
+    block: int,
+    gamma: int,
+    stop: Stop,
+    layers: Sequence[int] = (),
+    read: Callable[[Tensor], Tensor] | None = None,
 ) -> list[Tree]:
     """Each row's chain of at most γ drafts by the first `block` blocks, with the states to go on from.
 
@@ -68,6 +73,8 @@ def draft_to_exit(
 
     Args:
         layers: blocks whose outputs are wanted of every verified node; those that run here are handed on.
+        read: makes logits [R, V] of the exit's output [R, D] of a token of each row, called for the root and then for
+            every draft but the last; None: the target's own norm and head do.
     """
     session, sampling = contexts[0].session, contexts[0].sampling
     device, rows = session.target.device, Rows(contexts)
@@ -87,8 +94,9 @@ def draft_to_exit(
     mark = session.mark()
     try:
         while len(drafts) < steps and any(going):
-            outputs.append(rows.step(token_R, end_block=block, wants=wants))
-            logits_RV = outputs[-1].logits
+            early = "all" if read is None else None
+            outputs.append(rows.step(token_R, end_block=block, wants=wants, logits=early))
+            logits_RV = outputs[-1].logits if read is None else read(outputs[-1].hidden)
             assert logits_RV is not None
             token_R, processed_RV = choose_coupled(logits_RV, sampling, sequences, first + len(drafts), seen_RV)
             drafts.append(token_R)
@@ -98,7 +106,7 @@ def draft_to_exit(
                 going = [on and not end for on, end in zip(going, ends, strict=True)]
             if seen_RV is not None:
                 seen_RV = seen_RV.scatter(1, token_R[:, None], True)
-        outputs.append(rows.step(token_R, end_block=block, wants=wants, logits=None))
+        outputs.append(rows.step(token_R, end_block=block, wants=wants, logits=False))
     finally:
         session.rollback(mark)
     chains_RL = torch.stack(drafts, 1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,7 +75,8 @@ class KnapSpecDecoding(SelfDecoding):
         """A proposer for `target`. Its latency model is read, or measured now, before anything is timed."""
         fixed = None if self.plan is None else read_plan(self.plan, target.num_layers, self.gamma)
         costs = latency(target, self.contexts, self.latency, self.batch_invariant)
-        return self.compose(target, KnapSpec(target, self, costs, fixed))
+        used = self if fixed is None else replace(self, gamma=fixed.gamma)  # results name the γ of the file
+        return used.compose(target, KnapSpec(target, used, costs, fixed))
 
 
 class KnapSpec(Logged):
@@ -93,7 +94,7 @@ class KnapSpec(Logged):
             rule = f"is less than one of the {len(weights)} sub-layers weighs, so nothing could be skipped: allow more"
             raise UserError("decoding.budget", settings.budget, rule)
         self.everything = every_sub_layer(target.num_layers)
-        self.watch = Watch(target)
+        self.watch = Watch(target, settings.window)
         self.begin([])
 
     def begin(self, contexts: Sequence[Context]) -> None:

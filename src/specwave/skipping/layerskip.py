@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specwave.artifacts import UserError
 from specwave.skipping.draft_verify import Fixed
 from specwave.skipping.early_exit import EarlyExit, ExitDecoding, exit_plan
+from specwave.skipping.exits import check_exit, exit_block
 from specwave.target import Target
 
 
@@ -27,8 +27,7 @@ class LayerSkipDecoding(ExitDecoding):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (0 < self.exit < 1 or (self.exit >= 1 and float(self.exit).is_integer())):
-            self.refuse("exit", "a number of blocks, or a share of them between 0 and 1")
+        check_exit(self.exit, "decoding.exit")
 
     def build(self, target: Target, checkpoint: Any = None, allow_other_target: bool = False) -> EarlyExit:
         """A proposer; its settings name the block.
@@ -39,16 +38,3 @@ class LayerSkipDecoding(ExitDecoding):
         block = exit_block(self.exit, target.num_layers, "decoding.exit")
         plan = exit_plan(block, target.num_layers, self.gamma)
         return replace(self, exit=block).compose(target, Fixed(plan))
-
-
-def exit_block(given: float, num_layers: int, key: str) -> int:
-    """How many blocks run up to an exit, 1 … N−1: `given` itself, or below 1 that share of all, rounded.
-
-    Raises:
-        UserError: there are not so many before the last block.
-    """
-    last = num_layers - 1
-    block = min(max(round(given * num_layers), 1), last) if given < 1 else int(given)
-    if not 1 <= block <= last:
-        raise UserError(key, f"{given:g}", f"an exit leaves out a block at least: 1 to {last} of {num_layers} may run")
-    return block

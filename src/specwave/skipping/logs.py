@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specwave.artifacts import append_lines
+from specwave.artifacts import append_lines, drop_torn_line
 from specwave.decoding import Context
 from specwave.skipping.plans import Plan
 from specwave.target import Target
@@ -39,14 +39,27 @@ class Logged:
             }
         )
 
-    def report(self, folder: Path) -> None:
-        """Adds the plans made since the last report to plans.jsonl, and draws what all that it holds skip."""
-        from specwave.skipping.figures import skipped_figure  # matplotlib takes a while to import
+    def take_up(self, folder: Path) -> None:
+        """Goes on in a folder where a killed run may have left half a line, before anyone writes there."""
+        drop_torn_line(folder / "plans.jsonl")
 
+    def forget_log(self) -> None:
+        """What was logged so far is on nobody's account."""
+        self.log.clear()
+        self._written = 0
+
+    def flush(self, folder: Path) -> None:
+        """Adds the plans made since the last time to plans.jsonl, so that a run that is killed keeps them."""
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / "plans.jsonl", "a", encoding="utf-8") as stream:
             append_lines(stream, self.log[self._written :])
         self._written = len(self.log)
+
+    def report(self, folder: Path) -> None:
+        """Adds the plans made since the last time to plans.jsonl, and draws what all that it holds skip."""
+        from specwave.skipping.figures import skipped_figure  # matplotlib takes a while to import
+
+        self.flush(folder)
         lines = (folder / "plans.jsonl").read_text(encoding="utf-8").splitlines()
         if lines:
             skipped_figure(folder / "skipped", [json.loads(line) for line in lines], f"{self.target.name}: plans")

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 from specwave.decoding import BaseProposer, Context, Tree, Verdict
 from specwave.skipping.drafting import draft_chains
+from specwave.skipping.logs import Logged
 from specwave.skipping.plans import Plan
 from specwave.skipping.stops import Stop
 from specwave.target import Target, Wants
@@ -75,6 +76,21 @@ class SelfSpeculation(BaseProposer):
         self._own([verdict.context for verdict in verdicts])
         self.source.observe(verdicts)
         self.stop.observe(verdicts)
+
+    def take_up(self, folder: Path) -> None:
+        """A run begins, or goes on, in this folder."""
+        if isinstance(self.source, Logged):
+            self.source.take_up(folder)
+
+    def warmed_up(self) -> None:
+        """A warm-up is over, whose plans nobody shall count."""
+        if isinstance(self.source, Logged):
+            self.source.forget_log()
+
+    def flush(self, folder: Path) -> None:
+        """Writes what was learned by now beside the answers."""
+        if isinstance(self.source, Logged):
+            self.source.flush(folder)
 
     def report(self, folder: Path) -> None:
         """Writes what is worth keeping beside the answers."""

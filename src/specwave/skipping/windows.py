@@ -46,10 +46,11 @@ class Evidence:
 
 
 class Watch:
-    """Collects the states of rounds, oldest first; rows that end take theirs away."""
+    """Collects the states of the last `window` rounds, oldest first; rows that end take theirs away. There are more
+    rounds than that where nobody asks for a plan, as while another method drafts."""
 
-    def __init__(self, target: Target):
-        self.target = target
+    def __init__(self, target: Target, window: int):
+        self.target, self.window = target, window
         self.rounds = 0
         self._states: dict[int, list[list[Tensor]]] = {}  # by row: of each round, depths 1 … 2N
 
@@ -67,7 +68,9 @@ class Watch:
             context = verdict.context
             states = [each[layer] for layer in range(self.target.num_layers)
                       for each in (context.attentions, context.blocks)]  # fmt: skip
-            self._states.setdefault(context.row, []).append(states)
+            own = self._states.setdefault(context.row, [])
+            own.append(states)
+            del own[: -self.window]
 
     def evidence(self, contexts: Sequence[Context]) -> Evidence:
         """All that was taken, of the live rows."""

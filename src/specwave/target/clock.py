@@ -43,25 +43,26 @@ class Clock:
         raise AssertionError("the last size ends the loop")
 
 
-def clock(target: Target, sizes: tuple[int, ...] = SIZES, again: bool = False) -> Clock:
+def clock(target: Target, sizes: tuple[int, ...] = SIZES, again: bool = False, invariant: bool = False) -> Clock:
     """T(k) of this target with its dtype on this device and number of threads.
 
     Args:
         sizes: ascending numbers of tokens; those that do not fit the target's positions are left out.
         again: measure even where a note exists.
+        invariant: of batch-invariant forwards.
     """
     room = target.max_length - 1
     context = min(CONTEXT, room // 2)
     sizes = tuple(size for size in sizes if size <= room - context) or (1,)
     *where, forwards = device_facts(target).values()
-    facts = [_SCHEME, *where, context, sizes, forwards]
+    facts = [_SCHEME, *where, context, sizes, forwards, *["batch_invariant"] * invariant]
     path = cache_dir() / "clock" / f"{target.name}-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}.json"
     if not again:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # damaged: measured again
             seconds = tuple(map(float, json.loads(path.read_text(encoding="utf-8"))["seconds"]))
             if len(seconds) == len(sizes) and all(0 < one < float("inf") for one in seconds):
                 return Clock(sizes, seconds)
-    found = Clock(sizes, _measure(target, sizes, context))
+    found = Clock(sizes, _measure(target, sizes, context, invariant))
     with contextlib.suppress(OSError):
         write_json(path, {"sizes": sizes, "seconds": found.seconds, "context": context})
     return found
@@ -82,12 +83,12 @@ def device_facts(target: Target) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def _measure(target: Target, sizes: tuple[int, ...], context: int) -> tuple[float, ...]:
+def _measure(target: Target, sizes: tuple[int, ...], context: int, invariant: bool) -> tuple[float, ...]:
     """Medians over rounds in which every size has its turn, so that a machine that slows down slows all of them."""
-    session = target.session(1, context + max(sizes))
+    session = target.session(1, context + max(sizes), invariant)
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, target.vocab_size, (1, context + max(sizes)), generator=draw).to(target.device)
-    session.forward(tokens[:, :context], logits=None)
+    session.forward(tokens[:, :context], logits=False)
     session.advance([context])
     taken: dict[int, list[float]] = {size: [] for size in sizes}
     for turn in range(_REPEAT + 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ class ModelConfig:
 
     def identify(self) -> Identity:
         """What is known of the target without its weights; milliseconds where it has been loaded before."""
-        folder, device = local_folder(self.source, self.revision), _device(self.device)
+        folder, device = local_folder(self.source, self.revision), device_of(self.device)
         with reading("model.source", folder, REMEDY, also=(SafetensorError,)):
             arch = read_arch(json.loads((folder / "config.json").read_text(encoding="utf-8")))
             eos = _eos_ids(folder)
@@ -290,19 +291,28 @@ def load_target(name: str | Path, dtype: str = "auto", device: str = "auto") -> 
 
 
 def _load(config: ModelConfig) -> Target:
-    device = _device(config.device)
+    device = device_of(config.device)
     return Target(config, local_folder(config.source, config.revision), _dtype(config.dtype, device), device)
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
+    """The device that `model.device` names: the CPU, the current GPU, or a GPU by its number.
+
+    Raises:
+        UserError: it names none, or one that is not here.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError("model.device", name, "choose auto, cpu, cuda or cuda:<n>") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("model.device", name, "there is no CUDA device here; choose cpu or auto")
+    if re.fullmatch(r"cpu|cuda(:\d{1,3})?", name) is None:
+        raise UserError("model.device", name, "choose auto, cpu, cuda or cuda:<n>")
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count == 0:
+            raise UserError("model.device", name, "there is no CUDA device here; choose cpu or auto")
+        if (device.index or 0) >= count:
+            here = "is one CUDA device" if count == 1 else f"are {count} CUDA devices"
+            raise UserError("model.device", name, f"there {here} here, numbered from 0: choose cuda, cpu or auto")
     return device
 
 

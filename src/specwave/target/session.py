@@ -116,7 +116,7 @@ class Session:
         start_block: int = 0,
         hidden: Tensor | None = None,
         wants: Wants | None = None,
-        logits: str | None = "all",
+        logits: bool = True,
         end_block: int | None = None,
     ) -> Output:
         """Runs T new tokens per row behind the committed ones.
@@ -129,7 +129,7 @@ class Session:
                 writes no keys: what was drafted with a plan is to be rolled back, never committed.
             start_block: the first block to run; `hidden` is then block start_block−1's output [B, T, D].
             wants: states to hand out, of blocks that run.
-            logits: "all", "last" (of the T tokens) or None.
+            logits: whether they are computed. A prompt's are not: its last token is left to the first round.
             end_block: an early exit, the first block not to run; N by default. Logits are early ones then. A forward of
                 the same tokens may go on from there; before that they are not to be committed, since later blocks hold
                 no keys of theirs.
@@ -144,8 +144,8 @@ class Session:
             raise ValueError("forward needs tokens, or hidden with start_block")
         part = _Part(None if plan is None else tuple(map(bool, plan)), start_block, end)
         # A prompt's forward, which asks for no logits, is of a shape of its own: not worth recording.
-        if self.programs is not None and (logits == "all" or (logits is None and end_block is not None)):
-            return self._recorded(tokens, hidden, positions, mask, wants, part, logits is not None)
+        if self.programs is not None and (logits or end_block is not None):
+            return self._recorded(tokens, hidden, positions, mask, wants, part, logits)
         cache = self.cache
         if hidden is None:
             assert tokens is not None
@@ -161,10 +161,7 @@ class Session:
             bias = self._bias(mask if mask is not None else _causal(batch, new, hidden.device), reach)
         view = _View(turn, slots, reach, bias, visible, fresh and new > 1)
         hidden, kept = _through(self.target, cache, hidden, view, wants, part)
-        scored = None
-        if logits is not None:
-            scored = self.target.logits(hidden[:, -1:] if logits == "last" else hidden)
-        return Output(hidden, scored, *kept)
+        return Output(hidden, self.target.logits(hidden) if logits else None, *kept)
 
     def _recorded(
         self,

@@ -22,8 +22,6 @@ from specwave.data.engines import Regenerate
 from specwave.data.sources import SHAREGPT, ULTRACHAT
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from specwave.data.conversations import Conversation
     from specwave.target import Target
 
@@ -67,11 +65,11 @@ class Prepared:
     notes: list[str] = field(default_factory=list)  # lines for the console
     origin: dict[str, Any] = field(default_factory=dict)  # facts of the source
 
-    def digest(self, draft_ids: Tensor) -> str:
-        """Names what is learnt from, as far as a run that goes on would be led astray: another amount of text, or the
-        draft vocabulary (ids [V_d]) counted in it."""
+    def digest(self, counted: Sequence[int] = ()) -> str:
+        """Names what is learnt from, as far as a run that goes on would be led astray: another amount of text, or what
+        was `counted` in it, such as the ids of a draft vocabulary."""
         facts = {key: value for key, value in self.facts().items() if key not in self.origin}
-        text = json.dumps([facts, draft_ids.tolist()])
+        text = json.dumps([facts, list(counted)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def facts(self) -> dict[str, Any]:

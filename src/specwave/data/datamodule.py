@@ -15,9 +15,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from specwave.artifacts import UserError
+from specwave.data import world
 from specwave.data.conversations import Sample
-from specwave.eagle import world
-from specwave.eagle.samples import Prepared
+from specwave.data.samples import Prepared
 
 _WINDOW = 8  # batches sorted by length together: little padding, and still a different batch in every epoch
 _OPEN = 64  # rows that packing keeps open at once

@@ -12,8 +12,7 @@ import torch
 
 from specwave.artifacts import UserError
 from specwave.data import Sample
-from specwave.data.engines import Regenerate
-from specwave.eagle.datamodule import (
+from specwave.data.datamodule import (
     DrafterData,
     Stream,
     collate,
@@ -22,7 +21,8 @@ from specwave.eagle.datamodule import (
     first_fit,
     packed_plan,
 )
-from specwave.eagle.samples import BuiltinData, JsonlData, ShareGptUltraChat, prepare
+from specwave.data.engines import Regenerate
+from specwave.data.samples import BuiltinData, JsonlData, ShareGptUltraChat, prepare
 
 
 def sample(name: str, prompt: int, answer: int) -> Sample:
