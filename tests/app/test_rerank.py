@@ -180,7 +180,8 @@ def test_ties_and_several_drafters_of_a_set(runs):
     candidates = Selection.load(runs[0])
     drafters = trained(runs[1])
     same = [type(one)(one.name, one.layers, one.fingerprint, 1.25) for one in drafters]
-    better = type(drafters[0])("again", drafters[0].layers, drafters[0].fingerprint, 1.5)
+    last = max(drafters, key=lambda one: one.layers)  # the order of layers alone would put it behind the others
+    better = type(last)("again", last.layers, last.fingerprint, 1.5)
     beam = in_order(candidates, [*same, better], runs[0] / "grams.safetensors")
     assert (beam[0]["drafter"], beam[0]["tau_hat"]) == ("again", 1.5)
     rest = [entry["layers"] for entry in beam[1:]]
