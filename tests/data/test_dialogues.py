@@ -149,9 +149,9 @@ def test_the_key_is_of_all_that_decides_an_answer(family_folders):
         told = [Conversation(((U, text),), name, "") for name, text in talks]
         return answers_key(model.identify(), read_chat(model), told, Regenerate(**settings), length)
 
-    assert key() == key()
-    others = [key(dtype="bfloat16"), key(family="qwen3"), key(talks=(("a", "c"),)), key(length=99), key(seed=1)]
-    others += [key(temperature=1.0), key(max_new_tokens=9), key(batch_size=2)]
+    assert key() == key() == key(seed=1)  # greedy
+    others = [key(dtype="bfloat16"), key(family="qwen3"), key(talks=(("a", "c"),)), key(length=99)]
+    others += [key(temperature=1.0), key(temperature=1.0, seed=1), key(max_new_tokens=9), key(batch_size=2)]
     assert len({key(), *others}) == 9
 
 

@@ -59,6 +59,7 @@ def test_what_decides_an_answer_is_in_the_name(families, counted, tmp_path):
         {"max_new_tokens": 5},
         {"temperature": 1.0},
         {"temperature": 1.0, "seed": 1},
+        {"seed": 1},  # greedy: the same answers
         {"batch_size": 3},
     ):
         answered(target, PROMPTS, **{"max_new_tokens": 6, "batch_size": 2} | changed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ def answers_key(
     identity: Identity, chat: Speaker, conversations: Sequence[Conversation], settings: Regenerate, max_length: int
 ) -> str:
     """A hash of all that decides the answers. dtype and batch size count: in bf16 they can turn a near-tie."""
+    if not settings.temperature:
+        settings = replace(settings, seed=0)  # greedy answers are those of any seed
     facts = [identity.fingerprint, str(identity.dtype), identity.device.type, asdict(settings), max_length]
     facts += [digest(template_of(chat, conversations), conversations)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]

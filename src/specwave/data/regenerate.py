@@ -45,7 +45,7 @@ def answered(
         if not fitting:
             raise UserError("data.max_new_tokens", max_new_tokens, f"{rule}: lower it")
         warnings.warn(f"data.max_new_tokens={max_new_tokens}: {rule} and are passed over", stacklevel=2)
-    path = answers_path(target, fitting, max_new_tokens, batch_size, temperature, seed)
+    path = answers_path(target, fitting, max_new_tokens, batch_size, temperature, seed if temperature else 0)
     order = batches([len(prompt[2]) for prompt in fitting], batch_size)
     with filling_cache():
         path.parent.mkdir(parents=True, exist_ok=True)
