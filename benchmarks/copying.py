@@ -4,7 +4,8 @@
 
 Quiet machine. Prints four tables: microseconds and bytes a token of both indexes on texts of 1,024 to 32,768 tokens
 (the package's own sources as the model tokenises them, random tokens, loops), the look-up's time behind them, the share
-of a round that drafting takes in real decoding, and regret against the theorems' bounds on seeded streams.
+of a round that drafting takes in real decoding (SwitchSD's look-up with its probe too), and regret on seeded streams
+against the bounds of the theorems.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,7 +29,9 @@ from specwave.benchmark import Benchmark
 from specwave.copying import LastN, PldDecoding, SuffixAutomaton, SuffixDecoding
 from specwave.copying.bandit import Exp3, Policy, Ucb
 from specwave.copying.hindsight import Hindsight
+from specwave.copying.lookup import Lookup
 from specwave.copying.match import Index, continuation
+from specwave.copying.switch import Probe, Switch
 from specwave.data.conversations import prompt_ids
 from specwave.decoding import generate
 from specwave.target import Target, load_target
@@ -125,8 +129,9 @@ def print_rounds(target: Target, questions: int, new_tokens: int) -> None:
     ]
     print(f"{target.name}, {target.dtype}, {torch.get_num_threads()} threads: drafting's share of a round")
     methods = PldDecoding(), SuffixDecoding()
-    for method in methods:
-        proposer = method.build(target)
+    proposers = {method.label: method.build(target) for method in methods}
+    proposers["look-up and probe"] = probing(target)
+    for name, proposer in proposers.items():
         generate(target, proposer, prompts[0], max_new_tokens=8)
         spent = whole = rounds = tokens = 0.0
         for ids in prompts:
@@ -136,16 +141,22 @@ def print_rounds(target: Target, questions: int, new_tokens: int) -> None:
             whole += sum(tally["seconds"] for tally in tallies)
             rounds, tokens = rounds + made.rounds, tokens + len(made.tokens)
         print(
-            f"{method.label:<10} {1e6 * spent / rounds:7.1f} µs of {1e3 * whole / rounds:6.2f} ms:"
+            f"{name:<18} {1e6 * spent / rounds:7.1f} µs of {1e3 * whole / rounds:6.2f} ms:"
             f" {100 * spent / whole:.2f} %; {tokens / rounds:.2f} tokens a round"
         )
     rounds = tokens = 0.0
+    best = Hindsight({method.label: method.build(target) for method in methods})
     for ids in prompts:
-        plain = generate(target, None, ids, max_new_tokens=new_tokens)
-        best = Hindsight({method.label: method.build(target) for method in methods}, [plain.tokens])
         made = generate(target, best, ids, max_new_tokens=new_tokens)
         rounds, tokens = rounds + made.rounds, tokens + len(made.tokens)
     print(f"the better of them in every round, known afterwards: {tokens / rounds:.2f} tokens a round")
+
+
+def probing(target: Target) -> Switch:
+    """SwitchSD without a drafter and with a probe of random weights: it says anything, in the time of a trained one."""
+    copy = Lookup(partial(LastN, 8, 1, "recent"), lambda _: 10)
+    weights = torch.randn(target.hidden_size, generator=torch.Generator().manual_seed(0)).to(target.device)
+    return Switch(copy, None, Probe(weights, "attention", target.num_layers // 2, 0.5))
 
 
 def print_regret() -> None:

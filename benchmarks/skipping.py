@@ -301,7 +301,7 @@ def print_correlations(rows: Sequence[dict[str, Any]]) -> None:
 def scatter(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
     """`path` without suffix: the speedup over each criterion, a point per kept set."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(9.6, 3.4), layout="constrained")
+        figure = Figure(figsize=(9.6, 3.8), layout="constrained")
         figure.suptitle(title, fontsize=10)
         for axes, name in zip(figure.subplots(1, 3, sharey=True), CRITERIA, strict=True):
             for origin, label, colour, mark in (
@@ -313,8 +313,11 @@ def scatter(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
                 axes.plot(*points, mark, color=colour, alpha=0.7, label=f"kept sets {label}")
             axes.axhline(1, color="#6B6B6B", linewidth=0.8, linestyle=":", label="plain decoding")
             axes.set_xlabel({"TPT": "TPT, tokens/s", "TPL": "TPL, tokens per block", "agreement": "agreement α"}[name])
+            found = pearson([row[name] for row in rows], [row["speedup"] for row in rows])
+            paper = f" (KnapSpec's paper {PUBLISHED[name]})" if name in PUBLISHED else ""
+            axes.set_title(f"Pearson {found:.3f}{paper}", fontsize=8)
         figure.axes[0].set_ylabel("speedup, measured")
-        figure.axes[0].legend(fontsize=7)
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), fontsize=7, ncols=3, loc="outside lower center")
         write_figure(path, figure)
 
 

@@ -1,40 +1,55 @@
-"""What training costs: one drafter's step, eight drafters behind one target pass, capturing states, memory by length.
+"""What training costs: one drafter's step, eight behind one pass, captured states, two processes, memory by length.
 
-    python benchmarks/training.py [speed] [joint] [capture] [memory]        # all four without arguments
+    python benchmarks/training.py [speed] [joint] [capture] [processes] [memory]        # all five without arguments
 
 speed: tokens/s of forward and backward of one drafter at SmolLM2-135M's shape (random states, 4,096 draft tokens, two
 rows of 512, the first quarter prompt), three ways: `used`; `whole`, the same with all scores of attention and all
-logits kept; `loops`, the plain loops that the tests hold it against. Order-balanced, medians.
+logits kept; `loops`, the plain loops that the tests hold it against. In float32, and in bf16 autocast where the CPU
+multiplies it. Order-balanced, medians.
 joint: a step of eight drafters behind one pass of the target, against that pass and the eight drafters each timed
 alone, and against eight single runs. Real target, random tokens.
 capture: the target's pass that hands out three layers and the last one, against one that hands out the last one.
+processes: `train.py` with four rows a step, in one process on one thread and in two of DDP on a thread each that share
+the rows; tokens of a second of training steps, in turns, the best of each.
 memory: peak above what stands before the step, at a tiny width, each length and way in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import torch
+import yaml
 
+from specwave.app.preflight import cpu_bf16
 from specwave.app.run import peak_memory
 from specwave.eagle.attention import attend_merged
 from specwave.eagle.drafter import DrafterConfig, Eagle3Drafter
+from specwave.eagle.gradients import take
 from specwave.eagle.loss import ttt_loss
 from specwave.eagle.reference import ttt_loss_reference
 from specwave.eagle.targets import TargetBatch, read_target
 from specwave.eagle.vocab import build_vocab_map
 from specwave.target import load_target
 
+ROOT = Path(__file__).parents[1]
 LAYERS = (2, 15, 27)
 EIGHT = ((2, 15, 27), (29,), (1, 14, 26), (0, 10, 20), (5, 17, 29), (9, 19, 28), (4, 12, 24), (3, 15, 29))
+
+SHORT = ["model=smollm2_135m", "groups=[[2,15,27]]", "data.limit=48", "data.validation=4", "data.max_new_tokens=96"]
+SHORT += ["drafter.steps=3", "trainer.max_steps=12", "trainer.save_every=99", "trainer.validate_every=99"]
+SHORT += ["trainer.decode=0"]
 
 
 def dense_attention(query, key0, value0, own, last, chunks):
@@ -126,16 +141,18 @@ def learn(drafter: Eagle3Drafter, outcome) -> None:
 def measure_speed(arguments) -> None:
     case = Synthetic(2, 512, 576, 9, 3, 1536, 8192, 4096)
     tokens = case.ids.numel()
-    print(f"one drafter's step, {torch.get_num_threads()} threads, float32: tokens/s (ratio to `used`)")
-    for steps in (3, 7):
-        ways = {"used": ttt_loss, "whole": whole} | ({"loops": case.loops} if arguments.loops else {})
-        runs = {
-            name: lambda way=way, steps=steps: learn(case.drafter, way(case.drafter, case.batch, steps))
-            for name, way in ways.items()
-        }
-        found = seconds(runs, arguments.repeat)
+    print(f"one drafter's step, {torch.get_num_threads()} threads: tokens/s (ratio to `used`)")
+    ways = {"used": ttt_loss, "whole": whole} | ({"loops": case.loops} if arguments.loops else {})
+    for mixed, steps in itertools.product([False, True] if cpu_bf16() else [False], (3, 7)):
+
+        def step(way, steps=steps, mixed=mixed) -> None:
+            with torch.autocast("cpu", torch.bfloat16, enabled=mixed):  # as trainer.precision=bf16-mixed
+                outcome = way(case.drafter, case.batch, steps)
+            learn(case.drafter, outcome)
+
+        found = seconds({name: partial(step, way) for name, way in ways.items()}, arguments.repeat)
         rates = (f"{name} {tokens / took:.0f} ({found['used'] / took:.3f})" for name, took in found.items())
-        print(f"  {steps} steps: " + ", ".join(rates))
+        print(f"  {'bf16-mixed' if mixed else 'float32'}, {steps} steps: " + ", ".join(rates), flush=True)
 
 
 def measure_joint(arguments) -> None:
@@ -157,11 +174,11 @@ def measure_joint(arguments) -> None:
         return read_target(ids, answer, states, states[last], target.embedding, target.logits, names, marks)
 
     def joint() -> None:
-        batch = read()
-        outcomes = [ttt_loss(drafter, batch, 3) for drafter in drafters]
-        for drafter in drafters:
+        batch, losses = read(), []
+        for drafter in drafters:  # as training does: the gradients of one before the graph of the next
             drafter.zero_grad()
-        torch.stack([outcome.loss for outcome in outcomes]).sum().backward()
+            losses.append(take(ttt_loss(drafter, batch, 3).loss, list(drafter.parameters())))
+        torch.stack(losses).sum().backward()
 
     batch = read()
     own = {str(d.config.layers): lambda d=d: learn(d, ttt_loss(d, batch, 3)) for d in drafters}
@@ -182,6 +199,24 @@ def measure_capture(arguments) -> None:
     }
     captured, plain = seconds(ways, 2 * arguments.repeat + 1).values()
     print(f"a pass over 2 rows of 512 that captures, against one that does not: {captured / plain:.3f}")
+
+
+def measure_processes(arguments) -> None:
+    ways = {"one process": ["trainer=cpu", "data.batch_size=4"], "two of DDP": ["trainer=ddp", "data.batch_size=2"]}
+    ways["two of DDP"] += ["trainer.accelerator=cpu", "trainer.devices=2"]
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(2):
+            for name, own in list(ways.items())[:: 1 - 2 * turn]:
+                run = Path(folder) / f"{turn}-{name.replace(' ', '-')}"
+                command = [sys.executable, str(ROOT / "train.py"), *own, *SHORT, f"hydra.run.dir={run}"]
+                environment = os.environ | {"OMP_NUM_THREADS": "1"}
+                subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+                record = yaml.safe_load((run / "run.yaml").read_text(encoding="utf-8"))
+                rates[name].append(record["tokens"] / record["training_seconds"])
+    one, two = (max(found) for found in rates.values())
+    print("training steps of one drafter, 3 steps unrolled, 4 rows a step, a thread for each process: tokens/s")
+    print(f"  one process {one:.0f}, two of DDP {two:.0f}; two / one: {two / one:.3f}")
 
 
 def measure_memory(arguments) -> None:
@@ -213,8 +248,9 @@ def peak_of(way: str, length: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    kinds = {"speed": measure_speed, "joint": measure_joint, "capture": measure_capture, "memory": measure_memory}
-    parser.add_argument("kinds", nargs="*", help="speed, joint, capture, memory; all without")
+    kinds = {"speed": measure_speed, "joint": measure_joint, "capture": measure_capture}
+    kinds |= {"processes": measure_processes, "memory": measure_memory}
+    parser.add_argument("kinds", nargs="*", help=f"{', '.join(kinds)}; all without")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--dtype", default="auto", help="of the target")
     parser.add_argument("--loops", action="store_true", help="time the plain loops too: minutes")
@@ -226,7 +262,7 @@ def main() -> None:
         return
     for kind in arguments.kinds or kinds:
         if kind not in kinds:
-            parser.error(f"{kind}: choose speed, joint, capture or memory")
+            parser.error(f"{kind}: choose {', '.join(kinds)}")
         kinds[kind](arguments)
 
 

@@ -196,12 +196,42 @@ mutate new-keys src/specwave/app/run.py \
   'if filled(old, new) != old:' 'if False:' tests/app/test_run.py
 mutate invariant-clock src/specwave/eagle/tuning.py \
   'times = clock(target, invariant=invariant)' 'times = clock(target)' tests/eagle/test_tuning.py
+mutate late-question src/specwave/benchmark/evaluator.py \
+  'monotonic() > self.end' 'monotonic() < self.end' tests/benchmark/test_parts.py
+mutate two-clocks src/specwave/benchmark/answering.py \
+  'return begun & foreign' 'return set()' tests/benchmark/test_parts.py
+mutate one-clock src/specwave/benchmark/answering.py \
+  'return begun & foreign' 'return begun' tests/benchmark/test_parts.py
+mutate other-repeats src/specwave/benchmark/answering.py \
+  'elif len(turns) != self.repeat:' 'elif False:' tests/benchmark/test_parts.py
+mutate unsaid-machines src/specwave/benchmark/tables.py \
+  'if any(len(result.machines) > 1' 'if all(len(result.machines) > 1' tests/benchmark/test_tables.py
+mutate one-rule src/specwave/benchmark/paper.py \
+  '(result.rules if printed else [])' '[]' tests/benchmark/test_tables.py
 mutate stream-warm-up src/specwave/benchmark/answering.py \
   'if getattr(proposer, "scope", "sequence") == "stream":' 'if False:' tests/benchmark/test_evaluator.py
 mutate watch-window src/specwave/skipping/windows.py \
   'del own[: -self.window]' 'pass' tests/skipping/test_knapspec.py
 mutate domain-kind src/specwave/copying/answers.py \
   'if one.domain == domain), self.n)' 'if one.among([domain])), self.n)' tests/copying/test_assess.py
+mutate terminated src/specwave/app/trainer.py \
+  '        end_on_terminate(trainer)' '        pass' tests/eagle/test_training.py -k 'terminated'
+mutate terminated-sweep src/specwave/app/job.py \
+  'if stop.code == TERMINATED:' 'if False:' tests/app/test_run.py -k 'terminated_sweep'
+mutate full-disk src/specwave/app/job.py \
+  'if isinstance(error, OSError) and error.errno in FULL:' 'if False:' tests/app/test_run.py -k 'too_full'
+mutate sent-before src/specwave/app/hub.py \
+  "remedy += f\"; sent before it: {', '.join(sent.values())}\" if sent else \"\"" 'pass' tests/app/test_hub.py -k 'midway'
+mutate vllm-layers src/specwave/data/producer.py \
+  '[layer + 1 for layer in self.layers]' 'list(self.layers)' tests/eagle/test_states_vllm.py
+mutate layers-named-twice src/specwave/eagle/formats.py \
+  'if shifted and shifted != named:' 'if False:' tests/eagle/test_formats.py -k 'not_read'
+mutate oracle-time src/specwave/copying/hindsight.py \
+  'contexts[0].session.aside_seconds += aside' 'pass' tests/copying/test_composite.py
+mutate shared-baseline src/specwave/benchmark/interop.py \
+  'if not _shown(result, found[:place])]' 'if result]' tests/benchmark/test_accounts.py
+mutate door-steps src/specwave/app/steps.py \
+  'step.partition("_")[0] == name]' 'step == name]' tests/app/test_chain.py
 
 if [ "$survived" -gt 0 ]; then
   echo "$survived mutations were not caught"

@@ -1,7 +1,9 @@
 """Files between the doors: whole or absent, and damaged ones named in one line."""
 
+import errno
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,6 +42,22 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
         write_json(path, {"n": float("nan")})
     assert json.loads(path.read_text()) == {"n": 1}
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize(("free", "error"), [(100, OSError), (10**9, RuntimeError)])
+def test_a_full_disk_is_one_whoever_writes(tmp_path, monkeypatch, free, error):
+    """torch and safetensors fail with errors of their own, which do not say why."""
+
+    def broken(content, name):
+        raise RuntimeError("PytorchStreamWriter failed writing file data/0")
+
+    monkeypatch.setattr(torch, "save", broken)
+    monkeypatch.setattr(artifacts.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    with pytest.raises(error) as failed:
+        artifacts.write_torch(tmp_path / "last.ckpt", {})
+    if error is OSError:
+        assert (failed.value.errno, failed.value.filename) == (errno.ENOSPC, str(tmp_path / "last.ckpt"))
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_torn_last_line_is_cut(tmp_path):

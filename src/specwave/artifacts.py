@@ -6,8 +6,10 @@ Imports nothing else of specwave, so every room may use it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 LAYER_CONVENTION = "block_output"  # layer l is the output of decoder block l, before the final norm
 SCHEMA = 1
+_LITTLE = 2**20  # bytes free where a failed write has filled a disk
 
 
 class UserError(Exception):
@@ -97,6 +100,11 @@ def _replace(path: Path, write: Any) -> None:
             os.fsync(stream.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+    except Exception as error:
+        if isinstance(error, OSError) or shutil.disk_usage(path.parent).free > _LITTLE:
+            raise
+        # torch and safetensors do not say why a write failed
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)

@@ -11,7 +11,9 @@ import pytest
 MODULE = """
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -67,6 +69,10 @@ def main(config, run):
         raise SystemExit("2 of 3 failed")
     if config.act == "interrupt":
         raise KeyboardInterrupt
+    if config.act == "terminate":
+        os.kill(os.getpid(), signal.SIGTERM)
+    if config.act == "full":
+        raise OSError(errno.ENOSPC, "No space left on device", "weights")
     if config.act == "ranks":  # as Lightning launches them: the same script again, with a rank
         rank = os.environ.get("LOCAL_RANK", "0")
         (run.folder / f"rank{rank}").write_text(f"{config.part.m} {run.main} {run.resume}")

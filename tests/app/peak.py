@@ -22,6 +22,7 @@ from specwave.app.trainer import TrainerConfig
 from specwave.data import Sample
 from specwave.data.samples import Prepared, prepare
 from specwave.eagle.options import Eagle3
+from specwave.skipping.options import Kangaroo
 from specwave.target import ModelConfig
 from specwave.target.tiny import make_tiny
 
@@ -50,11 +51,13 @@ def no_logger(save_dir: str) -> Any:
 
 
 def a_config(model: Path, shape: dict[str, int]) -> TrainConfig:
-    groups = [[1, 3, 5], [5], [0, 2]][: shape["groups"]]
+    adapter = shape["groups"] == 0
+    groups = None if adapter else [[1, 3, 5], [5], [0, 2]][: shape["groups"]]
+    eagle = Eagle3(steps=shape["steps"], draft_vocab_size=shape["draft"], init="random")
     return TrainConfig(
         model=ModelConfig("tiny", str(model), dtype="float32", device="cpu"),
         data=Rows(shape["rows"], shape["length"], shape["vocabulary"]),
-        drafter=Eagle3(steps=shape["steps"], draft_vocab_size=shape["draft"], init="random"),
+        drafter=Kangaroo(exit=2) if adapter else eagle,
         trainer=TrainerConfig(max_steps=2, save_every=9, validate_every=9, decode=0, precision="32-true"),
         logger=no_logger,
         groups=groups,
@@ -73,7 +76,7 @@ def run() -> None:
         "head_dim": 32,
         "vocab_size": shape["vocabulary"],
     }
-    small = shape | {"rows": 1, "length": 32, "groups": 1}
+    small = shape | {"rows": 1, "length": 32, "groups": min(1, shape["groups"])}
     make_tiny(folder / "model", **sizes)
     main(a_config(folder / "model", small), Run(folder / "small"))
     Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak is what there is now

@@ -2,7 +2,9 @@
 
 import dataclasses
 import re
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -258,6 +260,16 @@ def test_settings_of_a_step(changes, found):
     assert steps.settings_of(listed, {"model": "a"}, changes) == {"train": found}
 
 
+def test_a_door_s_name_stands_for_all_its_steps():
+    listed = {"train": {"seed": 1}, "evaluate_a": {"limit": 2}, "evaluate_b": {}}
+    changes = ["evaluate.limit=5", "evaluate_b.limit=6", "train.seed=4", "~evaluate.seed"]
+    with pytest.raises(UserError, match="the step evaluate does not set seed"):
+        steps.settings_of(listed, {}, changes)
+    found = steps.settings_of(listed, {}, changes[:3])
+    assert found == {"train": {"seed": "4"}, "evaluate_a": {"limit": "5"}, "evaluate_b": {"limit": "6"}}
+    assert steps.settings_of(listed, {}, ["~evaluate.limit"])["evaluate_a"] == {}
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(None, "null"), (True, "true"), (1.0, "1.0"), ("1,2", "1,2"), ([[1, None], "x"], "[[1,null],x]"),
@@ -307,14 +319,34 @@ def test_every_experiment_dry_runs(name, tmp_path, monkeypatch, capsys):
     count = int(re.search(r"(\d+) jobs: 0 re-used", out)[1])
     assert out.count("(to run), in ") == count > 0
     assert "not known" not in out
+    assert ("an adapter from one pass of" in out) == name.startswith("knapspec_table")
     assert list(tmp_path.iterdir()) == []
-    assert f"{name}_smollm2" in CHAINS or name.endswith("_smollm2")
+    assert f"{name}_smollm2" in CHAINS or "smollm2" in name
 
 
 def test_the_experiments_of_the_issue_are_there():
     wanted = ("qwen3_table1", "llama31_table1", "qwen3_table2", "llama31_table3", "figures_3_to_7", "rho_block_beam",
               "switchsd_table", "knapspec_table")  # fmt: skip
     assert set(CHAINS) >= {name + end for name in wanted for end in ("", "_smollm2")}
+
+
+def test_the_four_blocks_of_spec_bench(tmp_path):
+    """480 questions at 30 nodes and T = 0, 130 in the other blocks; four drafters, a row for each of six rules."""
+    settings, root, _ = chain.read(
+        ["experiment=smollm2_spec_bench", "all.benchmark.path=q.jsonl", f"folder={tmp_path}"]
+    )
+    *measured, report = chain.planned(settings, root)
+    found = []
+    for step in measured:
+        (job,) = step.jobs
+        content, decoding = job.content, job.content["decoding"]
+        assert (decoding["levels"], decoding["top_k"], content["max_new_tokens"]) == (6, 10, 128)
+        assert (content["baseline"], content["benchmark"]["path"], content["minutes"]) == ("auto", "q.jsonl", 110)
+        labels = [Path(entry).name for entry in content["checkpoint"]]
+        assert labels == list(content["rules"]) == ["L29", "L0-29", "L0-1-29", "L2-15-27"]
+        found.append((decoding["total_token"], content["sampling"]["temperature"], content["limit"]))
+    assert found == [(30, 0.0, None), (60, 0.0, 130), (30, 1.0, 130), (60, 1.0, 130)]
+    assert report.jobs[0].content["report"] == [str(step.folder) for step in measured]
 
 
 def test_a_twin_differs_in_no_step():
@@ -361,3 +393,13 @@ def test_a_step_is_what_one_would_type(tmp_path):
 
 def test_the_door_of_a_chain_is_thin():
     assert len((Path(__file__).resolve().parents[2] / "chain.py").read_text().splitlines()) <= 40
+
+
+def test_a_terminated_chain_leaves_no_door_behind(tmp_path, monkeypatch):
+    """The door terminates the chain, which hands that back to it; left alone it would sleep on."""
+    script = tmp_path / "train.py"
+    script.write_text("import os, signal, time\nos.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(60)\n")
+    monkeypatch.setattr(chain, "door_script", lambda door: script)
+    before = signal.getsignal(signal.SIGTERM)
+    assert chain.run_step(SimpleNamespace(door="train", arguments=[])) == -signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before

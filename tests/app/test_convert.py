@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from specwave.app import config as configs
+from specwave.app.evaluate import main as evaluate
 from specwave.app.run import Run
 from specwave.app.train import main
 from specwave.artifacts import UserError
@@ -43,9 +44,25 @@ def test_another_tools_drafter_becomes_one_of_ours(tiny, family_folders, tmp_pat
     assert "layers 1, 6 (outputs of blocks), 64 draft tokens" in said
     _, tensors, card = read_drafter(tmp_path / "drafters" / "L1-6")
     assert card["target"]["fingerprint"] == tiny.fingerprint
-    assert card["data"] == {"converted_from": str(tmp_path / "theirs")}
+    assert card["data"] == {"converted_from": "theirs"}
     assert all(torch.equal(value, tensors[name]) for name, value in drafter.state_dict().items())
     load_drafter(tmp_path / "drafters" / "L1-6", tiny)
+
+
+def test_another_tools_drafter_is_evaluated(tiny, family_folders, tmp_path):
+    """Weights of chance: what it drafts is hardly ever accepted, and the text is the target's own all the same."""
+    a_drafter(tiny, tmp_path / "theirs")
+    (tmp_path / "theirs" / "card.json").unlink()
+    converted(family_folders, tmp_path, f"convert.path={tmp_path / 'theirs'}")
+    model = [f"model.source={family_folders['llama']}", "model.dtype=float32", "limit=2", "max_new_tokens=8"]
+    overrides = ["model=tiny", *model, "decoding=eagle3", f"checkpoint={tmp_path}"]
+    config = configs.build("evaluate", configs.check("evaluate", configs.compose("evaluate", overrides)))
+    (tmp_path / "evaluation").mkdir()
+    evaluate(config, Run(tmp_path / "evaluation"))
+    found = json.loads((tmp_path / "evaluation" / "results.json").read_text())
+    assert (found["label"], found["layers"]) == ("L1-6", [1, 6])
+    assert (found["overall"]["questions"], found["overall"]["exact_match_rate"]) == (2, 1.0)
+    assert found["overall"]["acceptance"]["drafts"] > 0
 
 
 def test_one_of_ours_in_another_format(tiny, family_folders, tmp_path):

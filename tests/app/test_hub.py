@@ -209,6 +209,18 @@ def test_a_refused_push_says_where_the_drafter_is(hub, tiny, tmp_path, step):
         push(PUSH, {"L1-6": folder}, print)
 
 
+def test_a_push_refused_midway_says_what_is_there_and_what_is_not(hub, tiny, tmp_path):
+    folders = {name: a_drafter(tiny, tmp_path / name) for name in ("L1", "L2", "L3", "L4")}
+    hub.refuses = "upload me/drafter-L2"
+    with pytest.raises(UserError) as refused:
+        push(PUSH, folders, print)
+    said = str(refused.value)
+    assert said.startswith("export.push_to_hub=me/drafter-L2: the hub does not take it (403 Forbidden")
+    assert f"`hf upload me/drafter-L2 {folders['L2']}` sends it" in said
+    assert said.endswith(f"; sent before it: hub/me/drafter-L1; not tried: {folders['L3']}, {folders['L4']}")
+    assert set(hub.repositories["me/drafter-L1"][1]) >= {"card.json", "model.safetensors"}
+
+
 def test_it_is_refused_before_the_target_is_loaded(hub, family_folders, tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     monkeypatch.setattr("specwave.target.ModelConfig.load", lambda self: pytest.fail("the target was loaded"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,6 +23,10 @@ from specwave.app.train import main
 from specwave.artifacts import UserError
 from specwave.eagle import budget
 from specwave.eagle.drafter import DrafterConfig, Eagle3Drafter
+from specwave.skipping import budget as adapter_budget
+from specwave.skipping.adapter import Adapter, AdapterConfig
+from specwave.skipping.adapter_folder import write_adapter
+from specwave.skipping.budget import AdapterPlan
 from specwave.target import ModelConfig
 from specwave.target.arch import read_arch
 
@@ -65,6 +71,14 @@ def test_parameters_of_a_drafter(tiny, switches):
     assert budget.drafter_parameters(config) == sum(parameter.numel() for parameter in module.parameters())
 
 
+def test_parameters_of_an_adapter(families):
+    for target in families.values():
+        config = AdapterConfig.of_target(target.arch, 2)
+        with torch.device("meta"):
+            module = Adapter(config)
+        assert adapter_budget.adapter_parameters(config) == sum(parameter.numel() for parameter in module.parameters())
+
+
 def test_every_model_file_on_the_hub_is_known():
     from specwave.artifacts import conf_dir
 
@@ -91,12 +105,27 @@ def test_disk_against_a_run(tiny, tmp_path):
     assert stored == pytest.approx(counted["drafters and last"] / 2, rel=0.05)
 
 
+def test_disk_of_an_adapter_against_its_files(tiny, tmp_path):
+    config = AdapterConfig.of_target(tiny.arch, 2)
+    adapter = Adapter(config)
+    optimizer = torch.optim.AdamW(adapter.parameters())
+    sum(parameter.sum() for parameter in adapter.parameters()).backward()
+    optimizer.step()
+    torch.save({"state_dict": adapter.state_dict(), "optimizer_states": [optimizer.state_dict()]}, tmp_path / "last")
+    write_adapter(tmp_path / "a", adapter, tiny)
+    counted = adapter_budget.disk(AdapterPlan(tiny.arch, config, 1, 64), 2)
+    assert (tmp_path / "last").stat().st_size == pytest.approx(counted["checkpoints"] / 2, rel=0.1)  # 5 kB of names
+    stored = (tmp_path / "a" / "model.safetensors").stat().st_size
+    assert stored == pytest.approx(counted["drafters and last"] / 2, rel=0.05)
+
+
 # ---------------------------------------------------------------- memory
 
 
 SHAPES = {
     "long rows": {"rows": 4, "length": 1024, "width": 256, "steps": 3, "vocabulary": 4096, "draft": 2048, "groups": 1},
     "many steps": {"rows": 8, "length": 256, "width": 256, "steps": 7, "vocabulary": 8192, "draft": 4096, "groups": 1},
+    "adapter": {"rows": 8, "length": 1024, "width": 256, "steps": 1, "vocabulary": 8192, "draft": 1, "groups": 0},
     "groups": {"rows": 4, "length": 512, "width": 384, "steps": 2, "vocabulary": 4096, "draft": 4096, "groups": 3},
 }
 
@@ -167,6 +196,54 @@ def test_dry_run_of_the_papers_setting_needs_no_weights(no_gpu, tmp_path, model)
         assert words in text, words
     least = {"qwen3_4b": 7, "llama31_8b": 15}[model]
     assert run.facts["forecast"]["memory_bytes"] > least * GIB
+    assert not list(tmp_path.iterdir())
+
+
+def printed_runs():
+    """(overrides, what the page says that they print) of every dry run on docs/scaling.md."""
+    page = (HERE.parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    for block in re.findall(r"^```\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        command, _, printed = block.partition("\n")
+        if "dry_run=true" in command and "memory of a process" in printed:
+            yield shlex.split(command.removeprefix("python train.py")), printed.splitlines()
+
+
+def test_the_page_prints_what_the_papers_setting_prints(no_gpu):
+    """Both models, and every group of tables 2 and 3: six drafters for each."""
+    found = list(printed_runs())
+    assert [overrides[0] for overrides, _ in found] == ["model=qwen3_4b", "model=llama31_8b"]
+    for overrides, printed in found:
+        config, forecasted = planned(*overrides)
+        said: list[str] = []
+        report(forecasted, config, said.append)
+        assert len(forecasted.sizes) == 6
+        assert said == printed
+
+
+def test_small_sizes_differ():
+    """What a tiny run needs and what is free are not both 0.00 GiB."""
+    assert [preflight.gib(size) for size in (0, 5 * 2**20, GIB / 2, 3e12)] == [
+        "0.00 GiB", "5.00 MiB", "0.50 GiB", "2,793.97 GiB",
+    ]  # fmt: skip
+
+
+def test_a_dry_run_of_an_adapter(no_gpu, tmp_path):
+    """Its parameters, the head's chunk of a wide vocabulary, no word of groups; longer rows need more."""
+    base = ["model=llama31_8b", "drafter=kangaroo", "trainer=gpu"]
+    config, found = planned(*base, "dry_run=true")
+    run, said = Run(tmp_path), []
+    run.say = said.append
+    main(config, run)
+    assert f"  {'kangaroo':<24} {42.0:8.1f} million parameters" in said  # 4096 · (2 · 4096 + 2 · 1024 + 2)
+    assert run.facts["forecast"]["parts"]["head"] > 18 * 128256 * 256
+    assert found.memory > 15 * GIB
+    assert (
+        planned("model=llama31_8b", "drafter=kangaroo", "trainer=gpu", "data.max_length=2048")[1].memory > found.memory
+    )
+    with pytest.raises(UserError, match=r"drafter=kangaroo: target, weights and optimiser take"):
+        refuse(replace(found, room=found.parts["target"] + preflight.LIBRARIES["cuda"] + 1), tmp_path)
+    (warning,) = refuse(replace(found, room=found.memory - 1), tmp_path)
+    assert warning.endswith("lower data.batch_size or data.max_length")
     assert not list(tmp_path.iterdir())
 
 

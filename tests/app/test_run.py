@@ -1,8 +1,10 @@
 """Run folders: unique, announced, recorded, taken up again; sweeps and the processes of one run."""
 
+import errno
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -62,18 +64,36 @@ def test_run_yaml_says_running_while_it_runs(toy, run_toy, monkeypatch):
         ("crash", 1, "ZeroDivisionError: in the middle"),
         ("stop", 1, "2 of 3 failed"),
         ("interrupt", 130, "interrupted"),
+        ("terminate", 143, "terminated"),
+        ("full", 2, "hydra.run.dir={}: No space left on device (weights): make room, and go on with resume=true"),
     ],
 )
 def test_how_a_run_ends_is_its_exit_code_and_its_record(toy, run_toy, act, code, error):
     found, _, err = run_toy(f"act={act}", "hydra.run.dir=here")
     assert found == code
-    kept = record("here")
+    kept, error = record("here"), error.format(Path.cwd() / "here")
     assert (kept["status"], kept["exit_code"], kept["error"]) == ("failed", code, error)
     if act == "crash":
         assert err.startswith("Traceback")
         assert err.rstrip().endswith("ZeroDivisionError: in the middle")
     else:
-        assert err == {"mistake": f"error: {error}\n", "stop": f"{error}\n", "interrupt": "interrupted\n"}[act]
+        said = {"stop": f"{error}\n", "interrupt": "interrupted\n", "terminate": ""}
+        assert err == said.get(act, f"error: {error}\n")
+
+
+def test_a_disk_too_full_for_the_last_words(toy, run_toy, monkeypatch):
+    """One line all the same; run.yaml says running, as after a kill."""
+    monkeypatch.setattr(runs.Record, "close", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    code, _, err = run_toy("act=full", "hydra.run.dir=here")
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert record("here")["status"] == "running"
+
+
+def test_a_job_leaves_no_handler_behind(toy, run_toy):
+    before = signal.getsignal(signal.SIGTERM)
+    assert run_toy()[0] == 0
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_refused_config_leaves_no_folder(toy, run_toy):
@@ -277,6 +297,15 @@ def test_a_failed_job_stops_no_other(toy, run_toy):
     assert kept[2]["overrides"] == ["part.m=x", "act=odd"]
     code, _, _ = run_toy("-m", "act=mistake,crash,none", "hydra.sweep.dir=other")
     assert code == 1  # a crash outweighs mistakes
+
+
+def test_a_terminated_sweep_begins_no_other_job(toy, run_toy):
+    """As Ctrl-C: who ends the sweep does not mean one job of it."""
+    code, _, _ = run_toy("-m", "part.m=2,3", "act=terminate", "hydra.sweep.dir=all")
+    assert code == 143
+    assert [config.part.m for config, _ in toy.CALLS] == [2]
+    assert record("all/0")["error"] == "terminated"
+    assert not Path("all/1/run.yaml").exists()
 
 
 def test_a_sweep_started_again_runs_only_what_is_left(toy, run_toy):

@@ -13,8 +13,18 @@ from pathlib import Path
 import pytest
 import yaml
 
+from specwave.app.run import Run
+from specwave.app.select_report import show
+from specwave.app.services import tracking
 from specwave.app.tracking import NOTE, Tracker, sweep_of
-from specwave.artifacts import UserError
+from specwave.app.train import TrainConfig
+from specwave.app.train import main as train
+from specwave.app.trainer import TrainerConfig
+from specwave.artifacts import Selection, UserError
+from specwave.data.samples import BuiltinData
+from specwave.eagle.module import GroupTraining
+from specwave.eagle.options import Eagle3
+from specwave.target import ModelConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmark"))  # made_up.py
 
@@ -113,6 +123,59 @@ def test_the_run_directory_holds_rows_config_table_and_artefacts(tmp_path):
     assert any(artifact.type == "drafter" and artifact.name.startswith("L2-5-") for artifact in artefacts(folder))
 
 
+def a_training(family_folders, folder, steps, resume=False):
+    """`train.py logger=wandb logger.mode=offline` on a tiny target, by its main."""
+    config = TrainConfig(
+        model=ModelConfig("tiny", str(family_folders["llama"]), dtype="float32", device="cpu"),
+        data=BuiltinData(limit=8, validation=2, max_new_tokens=8, batch_size=2),
+        drafter=Eagle3(steps=2, draft_vocab_size=64),
+        trainer=TrainerConfig(max_steps=4, save_every=2, validate_every=2, log_every=1, decode=0),
+        logger=partial(Tracker, mode="offline"),
+        groups=[[2, 5], {"layers": [7], "fc_norm": True}],
+    )
+    folder.mkdir(exist_ok=True)
+    (folder / "run.yaml").write_text(yaml.safe_dump({"app": "train", "config": {"seed": 0}}))
+    step = GroupTraining.training_step
+
+    def interrupted(self, batch, batch_idx):
+        if self.global_step == steps:
+            raise KeyboardInterrupt
+        return step(self, batch, batch_idx)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(GroupTraining, "training_step", interrupted)
+        train(config, Run(folder, resume=resume))
+
+
+def test_a_training_shows_its_rows_and_drafters_and_goes_on_as_the_same_run(family_folders, tmp_path):
+    """Interrupted behind the checkpoint of step 2; then to its end."""
+    folder = tmp_path / "job"
+    with pytest.raises(KeyboardInterrupt):
+        a_training(family_folders, folder, steps=3)
+    a_training(family_folders, folder, steps=99, resume=True)
+    assert {record.run.run_id for record in records(folder) if record.WhichOneof("record_type") == "run"} == {
+        json.loads((folder / NOTE).read_text())["id"]
+    }
+    assert run_of(folder).job_type == "train"
+    codes = [record.exit.exit_code for record in records(folder) if record.WhichOneof("record_type") == "exit"]
+    assert sorted(codes) == [0, 1]  # the interrupted part, and the one that came to the end
+    shown = {row["_step"]: row for row in rows(folder) if "L2-5/loss" in row}
+    with open(folder / "metrics.csv", newline="") as stream:
+        kept = {int(row["step"]): row for row in csv.DictReader(stream) if row["L2-5/loss"]}
+    assert sorted(shown) == sorted(kept) == [1, 2, 3, 4]
+    for step, row in kept.items():
+        for key in ("L2-5/loss", "L7+fc_norm/tau_hat", "L7+fc_norm/grad_norm", "lr", "tokens"):
+            assert shown[step][key] == pytest.approx(float(row[key])), (step, key)
+    drafters = [made for made in artefacts(folder) if made.type == "drafter"]
+    assert sorted(made.name.rpartition("-")[0] for made in drafters) == ["L2-5", "L7_fc_norm"]
+    for made in drafters:
+        assert {"card.json", "config.json", "model.safetensors", "README.md"} <= {
+            entry.path for entry in made.manifest.contents
+        }
+    (path,) = folder.rglob("drafters*.table.json")
+    assert [row[0] for row in json.loads(path.read_text())["data"]] == ["L2-5", "L7+fc_norm"]
+
+
 def artefacts(folder):
     made = [record.artifact for record in records(folder) if record.WhichOneof("record_type") == "artifact"]
     made += [
@@ -128,7 +191,6 @@ def test_an_evaluation_shows_its_tables_plots_and_report(tmp_path):
     from made_up import METHODS, questions, run_folder
 
     from specwave.app.evaluate import EvaluateConfig, main
-    from specwave.app.run import Run
 
     made = run_folder(tmp_path / "made", questions(1))
     folder = tmp_path / "job"
@@ -157,11 +219,11 @@ def test_an_evaluation_shows_its_tables_plots_and_report(tmp_path):
     (logged,) = rows(folder)
     plots = [name.split("/")[1] for name in logged if name.startswith("plots/") and name.endswith("/_type")]
     assert sorted(plots) == [
-        "Acceptance by draft position", "Speedup against tokens per verification", "Speedup by category",
-        "Tokens per verification by category", "Where the time of a token goes",
+        "Acceptance by draft position", "Cost and gain by number of layers", "Speedup against tokens per verification",
+        "Speedup by category", "Tokens per verification by category", "Where the time of a token goes",
     ]  # fmt: skip
     pages = [path.read_text() for path in folder.rglob("*.html") if "media" in path.parts]
-    assert len(pages) == 5
+    assert len(pages) == 6
     assert all("--series-0" in page and page.count("<h1>") == 1 for page in pages)
     last = {}
     for record in records(folder):
@@ -176,11 +238,38 @@ def test_an_evaluation_shows_its_tables_plots_and_report(tmp_path):
     }  # fmt: skip
 
 
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c63f8cfc0f01f00050001ff8999"
+    "3d1d0000000049454e44ae426082"
+)
+
+
+def test_a_selection_shows_its_sets_layers_pictures_and_files(tmp_path):
+    folder = tmp_path / "job"
+    folder.mkdir()
+    Selection(
+        model="m", fingerprint="f", num_layers=4, selector="elsi", m=2, layers=[0, 3], entropy=1.25,
+        beam=[{"layers": [0, 3], "entropy": 1.25}, {"layers": [1, 3], "entropy": 1.0, "score": 0.5}],
+        layer_entropy=[0.5, 0.25, 0.125, 1.0], transitions=[0.1, 0.2, 0.3], calibration={}, optimum={"gap": 0.0},
+    ).save(folder / "selection.json")  # fmt: skip
+    (folder / "entropy.png").write_bytes(PIXEL)
+    (folder / "grams.safetensors").write_bytes(b"large")
+    (folder / "run.yaml").write_text(yaml.safe_dump({"app": "select", "config": {"selector": {"m": 2}}}))
+    with tracking(partial(Tracker, mode="offline"), Run(folder)) as tracker:
+        show(tracker, folder)
+    assert run_of(folder).job_type == "select"
+    tables = {name: json.loads(next(folder.rglob(f"{name}_*.table.json")).read_text()) for name in ("sets", "layers")}
+    assert tables["sets"]["columns"] == ["layers", "entropy", "score"]
+    assert tables["sets"]["data"] == [["[0, 3]", 1.25, None], ["[1, 3]", 1.0, 0.5]]
+    assert tables["layers"]["data"] == [[0, 0.5, True], [1, 0.25, False], [2, 0.125, False], [3, 1.0, True]]
+    (logged,) = rows(folder)
+    assert logged["plots/entropy/_type"] == "image-file"
+    (artifact,) = (made for made in artefacts(folder) if made.type == "selection")
+    assert {entry.path for entry in artifact.manifest.contents} == {"selection.json", "entropy.png"}
+
+
 def test_loggers_that_only_keep_rows_are_nothing_to_an_evaluation(tmp_path):
     from pytorch_lightning.loggers import CSVLogger
-
-    from specwave.app.evaluate import tracking
-    from specwave.app.run import Run
 
     for make in (None, partial(CSVLogger, name="", version="")):
         with tracking(make, Run(tmp_path)) as tracker:

@@ -78,9 +78,15 @@ METHODS = {  # label → layers, rule, chance of a draft, questions lost
 
 
 def run_folder(
-    folder: Path, asked: list[Question] | None = None, methods: dict | None = None, levels: int = 5, repeat: int = 1
+    folder: Path,
+    asked: list[Question] | None = None,
+    methods: dict | None = None,
+    levels: int = 5,
+    repeat: int = 1,
+    more: dict | None = None,
 ) -> Path:
-    """A run folder as an evaluation of several drafters leaves it: baseline/ and a folder for each method."""
+    """A run folder as an evaluation of several drafters leaves it: baseline/ and a folder for each method. `more`:
+    settings."""
     asked = questions() if asked is None else asked
     plain = answers(folder / "baseline", asked, 0, repeat=repeat).rows
     exact = {row["question_id"]: Verdict(True, None) for row in plain}
@@ -101,7 +107,8 @@ def run_folder(
                 label=label, method="eagle3", rows=rows, baseline=Baseline(plain),
                 verdicts={name: verdict for name, verdict in verdicts.items() if name in exact},
                 divergences=[] if failed(rows[-1]) else [other | {"near_tie": False}],
-                settings=settings(levels, checkpoint=f"/made/up/{label}"), layers=layers, rule=rule,
+                settings=settings(levels, checkpoint=f"/made/up/{label}", **(more or {})), layers=layers,
+                rules=[rule] if rule else [],
             ),
         )  # fmt: skip
     return folder

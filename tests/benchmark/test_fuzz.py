@@ -314,7 +314,7 @@ def whole():
              "noise": None, "near_tie": False}]  # fmt: skip
     return build_results(
         label="L2", method="eagle3", rows=rows, baseline=Baseline(plain), verdicts=None, divergences=left,
-        settings=settings, layers=[2, 4], rule="eagle3",
+        settings=settings, layers=[2, 4], rules=["eagle3"],
     )  # fmt: skip
 
 

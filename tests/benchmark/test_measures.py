@@ -102,7 +102,7 @@ def test_repetitions_by_hand():
     assert found["speedup"] == [4.0, 2.0, 1.0]
     mean, spread = 7 / 3, math.sqrt((25 + 1 + 16) / 9 / 2)
     assert found["speedup_interval"] == pytest.approx(
-        [mean - 4.303 * spread / math.sqrt(3), mean + 4.303 * spread / math.sqrt(3)]
+        [mean - 4.302653 * spread / math.sqrt(3), mean + 4.302653 * spread / math.sqrt(3)]
     )
     assert repeated(rows[:1], {})["speedup"] is None
     assert repeated([EXAMPLE], {}) is None

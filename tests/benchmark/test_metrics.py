@@ -37,8 +37,12 @@ PLAIN = [
 
 def test_by_hand():
     overall = block(ROWS, PLAIN, {1: Verdict(True, 2), 2: Verdict(False, 0)})
-    nested = {name: overall.pop(name) for name in ("intervals", "acceptance", "time", "latency", "repetitions")}
-    assert nested["acceptance"] is nested["time"] is nested["repetitions"] is None  # these rows tell nothing of them
+    nested = {
+        name: overall.pop(name) for name in ("intervals", "acceptance", "sources", "time", "latency", "repetitions")
+    }
+    assert (
+        nested["acceptance"] is nested["sources"] is nested["time"] is nested["repetitions"] is None
+    )  # these rows tell nothing of them
     assert nested["latency"]["turn"]["p50"] == 1.0
     assert overall == {
         "questions": 2,

@@ -102,7 +102,7 @@ def test_the_contents_lead_to_every_section_and_nowhere_else(page):
 
 def test_every_figure_is_said_in_words(page):
     shown = [picture for picture in page.all("svg") if picture["at"].get("aria-hidden") != "true"]
-    assert len(shown) == len(page.all("figure")) == 5
+    assert len(shown) == len(page.all("figure")) == 6
     for picture in shown:
         assert picture["at"]["role"] == "img"
         assert len(picture["at"]["aria-label"]) > 60
@@ -181,6 +181,22 @@ def test_text_and_marks_stand_out(scheme):
     for place in range(svg.SERIES):  # graphics: 3; they lie on cards
         assert contrast(found[f"series-{place}"], found["card"]) >= 3, place
     assert len({found[f"series-{place}"] for place in range(svg.SERIES)}) == svg.SERIES
+
+
+def test_where_the_keyboard_is_can_be_seen():
+    style = STYLE.read_text(encoding="utf-8")
+    assert re.search(r"^:focus-visible \{ outline: 2px solid var\(--accent\);", style, re.MULTILINE)
+    assert not re.search(r"outline: *(none|0)", style)
+
+
+def test_on_narrow_screens_the_column_that_stays_in_place_leaves_room_for_the_others():
+    """400 pixels wide, a long label once covered the whole table."""
+    style = STYLE.read_text(encoding="utf-8")
+    assert "position: sticky" in re.search(r"\ntbody th \{(.*?)\}", style)[1]
+    narrow = re.search(r"@media \(max-width: 40rem\) \{(.*?)\n\}", style, re.DOTALL)[1]
+    own = re.search(r"tbody th \{(.*?)\}", narrow)[1]
+    assert "white-space: normal" in own
+    assert int(re.search(r"max-width: (\d+)vw", own)[1]) <= 50
 
 
 def test_every_colour_used_is_one_of_the_page_s(text):
@@ -327,6 +343,19 @@ def test_a_method_has_one_label_on_the_whole_page(tmp_path):
     rows = [header["text"] for header in page.all("th") if header["at"]["scope"] == "row"]
     assert set(labels) <= set(rows)
     assert "L2-15-27_2" in render([load_results(tmp_path / "a" / "L29", "report"), _named(two[1], "L2-15-27_2")])
+
+
+def test_methods_with_one_drafter_are_told_apart_by_their_names(tmp_path):
+    plain, *drafters = load_run(run_folder(tmp_path / "a", questions(1)))
+    one = drafters[0]
+    methods = [one.__class__(one.folder, {**one.content, "method": name}) for name in ("eagle3", "switchsd", "mine")]
+    assert unique_labels([plain, *methods, drafters[1]]) == [
+        "plain",
+        "EAGLE-3 drafter L2-15-27 (eagle3)",
+        "SwitchSD L2-15-27 (eagle3)",
+        "mine L2-15-27 (eagle3)",
+        "L29 (eagle2)",
+    ]
 
 
 def _named(result, label):

@@ -207,6 +207,24 @@ def test_the_clerk_s_sentences_state_no_facts():
 # ---------------------------------------------------------------- lengths
 
 
+def test_short_prompts_hold_terse_entries():
+    """The same facts without what counts for nothing: at 128 words some entries fit, and the prompt is filled up."""
+    terse, whole = logbook(3, 6, terse=True), logbook(3, 6)
+    for short, entry in zip(terse, whole, strict=True):
+        assert entry.text.startswith(f"{short.text} ")
+        assert (short.boat, short.passengers, short.day) == (entry.boat, entry.passengers, entry.day)
+
+    def words(text):
+        return len(text.split())
+
+    for length, is_terse in ((128, True), (255, True), (256, False)):
+        text, _ = logbook_prompt("summarization", length, 3, words)
+        assert length - 12 <= words(text) <= length  # a sentence of the clerk's would be too long
+        assert logbook(3, 1, is_terse)[0].text in text.split("\n\n")
+    with pytest.raises(UserError, match=r"benchmark\.lengths=127: must be whole numbers of 128"):
+        LongContext(lengths=[127])
+
+
 def test_longest_finds_the_place_wherever_it_begins():
     for limit in range(0, 60, 7):
         for start in (1, 5, 50):

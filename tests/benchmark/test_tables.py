@@ -14,10 +14,11 @@ from specwave.benchmark import paper, writers
 from specwave.benchmark.bootstrap import draws
 from specwave.benchmark.comparisons import Sums, compare, contrasts
 from specwave.benchmark.interop import load_all
-from specwave.benchmark.paper import blocks, by_category, nodes, ranged
+from specwave.benchmark.paper import blocks, by_category, nodes
 from specwave.benchmark.questions import CATEGORIES
 from specwave.benchmark.report import render, unique_labels
 from specwave.benchmark.results import Baseline, Result, build_results, load_results, save_results
+from specwave.benchmark.tables import MIXED, ranged, summary, varying
 
 
 def row(number, lengths, seconds, category=None):
@@ -43,7 +44,9 @@ def row(number, lengths, seconds, category=None):
 PLAIN = [row(n, [1] * 8, 4.0 + n) for n in range(26)]
 
 
-def result(folder, label, lengths, total_token=30, temperature=0.0, method="eagle3", rows=None, **settings):
+def result(
+    folder, label, lengths, total_token=30, temperature=0.0, method="eagle3", rows=None, rules=("eagle3",), **settings
+):
     """A result whose questions all have the accept lengths of `lengths`, cycled."""
     rows = rows or [row(n, lengths[n % len(lengths)], 2.0 + n / 2) for n in range(26)]
     content = build_results(
@@ -61,7 +64,7 @@ def result(folder, label, lengths, total_token=30, temperature=0.0, method="eagl
         }
         | settings,
         layers=[2, 15, 27] if method == "eagle3" else None,
-        rule="eagle3" if method == "eagle3" else None,
+        rules=rules if method == "eagle3" else [],
     )
     return Result(folder, content)
 
@@ -129,8 +132,8 @@ def test_every_writer_has_the_blocks(four):
         "**30 nodes, T = 0**", "EAGLE-3 drafter", "**60 nodes, T = 0**", "EAGLE-3 drafter", "**60 nodes, T = 1**",
         "EAGLE-3 drafter",
     ]  # fmt: skip
-    assert {line.count("|") for line in lines} == {19}
-    assert latex.count(r"\multicolumn{18}{l}{60 nodes, T = 0} \\") == 3
+    assert {line.count("|") for line in lines} == {20}
+    assert latex.count(r"\multicolumn{19}{l}{60 nodes, T = 0} \\") == 3
     for body in re.findall(r"\\begin{tabular}{(\w+)}\\toprule\n(.*?)\\bottomrule", latex, re.DOTALL):
         for line in body[1].splitlines():
             if "&" in line:
@@ -141,6 +144,75 @@ def test_every_writer_has_the_blocks(four):
     for one, line in zip(four, rows, strict=True):
         assert float(line["tau.qa"]) == one.content["categories"]["qa"]["tau"]
     assert "60 nodes, T = 1" in writers.console(found[1])
+
+
+def test_a_drafter_that_several_rules_choose_has_a_row_for_each_in_print(tmp_path, four):
+    both = result(tmp_path, "L29", [[2, 3], [1, 2]], rules=["eagle2", "elsi"])
+    table = by_category([both, four[2]], "tau", "τ", 2, printed=True)
+    assert [row[2] for row in table.rows] == ["eagle2", "elsi", "eagle3"]
+    assert table.rows[0][3:] == table.rows[1][3:]
+    low, high = both.content["overall"]["intervals"]["tau"]
+    assert (table.header[-1], table.rows[0][-1]) == ("95 %", f"[{low:.2f}, {high:.2f}]")
+    assert low < both.content["overall"]["tau"] < high
+    found = paper.tables([both, four[2]], [])
+    assert writers.markdown(found).count(paper.ONE_DRAFTER) == 3
+    assert writers.latex(found).count(paper.ONE_DRAFTER) == 3
+    (once,) = [row for row in found[0].rows if "29" not in str(row[0]) and row[2] == "eagle2, elsi"]  # measured once
+    assert once[0] == "EAGLE-3 drafter"
+    assert "L29 (eagle2, elsi)" in unique_labels([both, four[2]])
+    page = render([both, four[2]])
+    assert page.count('<th scope="col" class="number">L29 (eagle2, elsi)</th>') == 3
+    assert paper.ONE_DRAFTER not in page
+
+
+def test_results_of_an_earlier_version_have_one_rule(four):
+    content = {name: value for name, value in four[2].content.items() if name != "rules"}
+    assert Result(four[2].folder, content).rules == ["eagle3"]
+    assert Result(four[2].folder, {**content, "rule": None}).rules == []
+
+
+def test_sets_of_questions_are_told_apart_by_their_size_where_that_will_do(tmp_path):
+    def asked(size, mark):
+        return result(tmp_path, "x", [[2]], benchmark={"questions": size, "fingerprint": mark})
+
+    assert varying([asked(480, "f"), asked(130, "g")]) == {"benchmark.questions": "asked"}
+    assert varying([asked(130, "f"), asked(130, "g")]) == {"benchmark.fingerprint": "question set"}
+    names = {"benchmark.questions": "asked", "benchmark.fingerprint": "question set"}
+    assert varying([asked(480, "f"), asked(130, "g"), asked(130, "h")]) == names
+
+
+# ---------------------------------------------------------------- whose clock
+
+
+def on(results, *machines):
+    """The same results, timed on these machines."""
+    return [
+        Result(one.folder, {**one.content, "machines": marks}) for one, marks in zip(results, machines, strict=True)
+    ]
+
+
+def test_times_of_several_machines_are_not_mixed_without_a_word(four):
+    mixed = on(four, ["m1", "m2"], ["m1"], ["m1", "m2"], [])
+    table = summary(mixed)
+    assert table.header[-1] == "machines"
+    assert [row[-1] for row in table.rows] == ["m1, m2", "m1", "m1, m2", None]
+    for text in (writers.markdown([table]), writers.console(table), render(mixed)):
+        assert MIXED in text
+    assert MIXED in writers.latex([table])
+    rows = list(csv.DictReader(io.StringIO(writers.as_csv(mixed))))
+    assert [row["machines"] for row in rows] == ["m1 m2", "m1", "m1 m2", ""]
+
+
+def test_runs_of_two_machines_say_which_is_whose(four):
+    table = summary(on(four[2:], ["m1"], ["m2"]))
+    assert [row[-1] for row in table.rows] == ["m1", "m2"]
+    assert table.note == ""  # nothing is mixed in one number
+
+
+def test_one_machine_needs_no_column(four):
+    table = summary(on(four, *[["m1"]] * 4))
+    assert "machines" not in table.header
+    assert table.note == ""
 
 
 def test_one_block_needs_no_heading(four):
@@ -349,6 +421,8 @@ def test_entries_of_a_report(tmp_path, four):
         lambda c: c.update(divergences=[{}]),
         lambda c: c.update(divergences=[{"turn": 0, "position": 0, "top2_gap": 0, "gap": 0, "noise": 0}]),
         lambda c: c.update(layers=3),
+        lambda c: c.update(rules="eagle3"),
+        lambda c: c.update(machines=[1]),
         lambda c: c["settings"].update(checkpoint=["x"]),
         lambda c: c.update(label=7),
         lambda c: c.update(method=None),

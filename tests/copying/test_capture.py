@@ -14,6 +14,7 @@ from specwave.copying.answers import Answer, Labelled
 from specwave.copying.batches import batches, logits
 from specwave.copying.capture import ProbeStates, all_columns, bytes_per_row, capture
 from specwave.copying.probe import Probes
+from specwave.data import filling
 from specwave.data.states import Index, name_of
 from specwave.target import Wants, load_target
 from specwave.target.load import Target
@@ -97,7 +98,7 @@ def test_a_capture_that_was_broken_off_goes_on(tiny, tmp_path, monkeypatch):
     capture(tiny, found, whole(tmp_path / "whole"), said.append)
     expected = files(tmp_path / "whole")
     assert len(expected) > 3
-    write, left = room.write_shard, [2]
+    write, left = filling.write_shard, [2]
 
     def dying(*given):
         if not left[0]:
@@ -105,10 +106,10 @@ def test_a_capture_that_was_broken_off_goes_on(tiny, tmp_path, monkeypatch):
         left[0] -= 1
         write(*given)
 
-    monkeypatch.setattr(room, "write_shard", dying)
+    monkeypatch.setattr(filling, "write_shard", dying)
     with pytest.raises(KeyboardInterrupt):
         capture(tiny, found, whole(tmp_path / "killed"), quiet)
-    monkeypatch.setattr(room, "write_shard", write)
+    monkeypatch.setattr(filling, "write_shard", write)
     assert set(Index.load(tmp_path / "killed", room.KEY).shards) == {0, 1}
     first = tmp_path / "killed" / name_of(0)
     first.write_bytes(first.read_bytes()[:-9])  # a disk that lost the end of a finished one
@@ -132,7 +133,7 @@ def test_too_little_room_is_said_before_anything_is_written(tiny, tmp_path, monk
         capture(tiny, found, whole(tmp_path / "states"), said.append)
     needed = int(str(caught.value).split(": ")[1].split()[0])
     assert rows * 16 * 64 * 4 < needed < rows * 16 * 64 * 4 + 30_000  # headers and keys of five shards
-    assert f"{rows:,} rows of 4,096 bytes (16 sites)" in said[0]
+    assert f"{rows:,} tokens of 4,096 bytes (16 sites)" in said[0]
     assert not list(tmp_path.iterdir())
 
 

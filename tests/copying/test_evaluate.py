@@ -38,7 +38,7 @@ def checkpoint(drafter_of, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("method", ["pld", "suffix", "copyspec", "banditspec"])
+@pytest.mark.parametrize("method", ["pld", "suffix", "copyspec", "banditspec", "oracle"])
 def test_without_a_checkpoint(method, tmp_path):
     results, rows = evaluate(tmp_path / "run", f"decoding={method}")
     assert results["method"] == results["label"] == method
@@ -56,7 +56,11 @@ def test_without_a_checkpoint(method, tmp_path):
 
 @pytest.mark.parametrize(
     ("method", "sources"),
-    [("copyspec", {"copy", "neural", "plain"}), ("banditspec", {"copy_4", "copy_10", "neural_2", "neural_4"})],
+    [
+        ("copyspec", {"copy", "neural", "plain"}),
+        ("banditspec", {"copy_4", "copy_10", "neural_2", "neural_4"}),
+        ("oracle", {"copy", "neural", "plain"}),
+    ],
 )
 def test_with_a_checkpoint(method, sources, checkpoint, tmp_path):
     results, rows = evaluate(tmp_path / "run", f"decoding={method}", f"checkpoint={checkpoint}")
@@ -65,7 +69,23 @@ def test_with_a_checkpoint(method, sources, checkpoint, tmp_path):
     assert results["settings"]["checkpoint"] == str(checkpoint)
     met = {name for row in rows for turn in row["specwave"]["sources"] for name in turn}
     assert met <= sources
-    assert any("neural" in name for name in met)
+    assert any("neural" in name for name in met) or method == "oracle"  # which takes nothing that is drafted in vain
+
+
+def test_results_and_tables_say_who_drafted(tmp_path):
+    results, rows = evaluate(tmp_path / "run", "decoding=pld")
+    tallies = [tally for row in rows for turn in row["specwave"]["sources"] for tally in turn.items()]
+    found = results["overall"]["sources"]
+    assert {source: own["rounds"] for source, own in found.items()} == {
+        source: sum(tally["rounds"] for name, tally in tallies if name == source) for source in found
+    }
+    assert sum(own["rounds"] for own in found.values()) == results["overall"]["rounds"]
+    assert sum(own["accepted"] for own in found.values()) == results["overall"]["tokens"] - results["overall"]["rounds"]
+    table = (tmp_path / "run/table.md").read_text()
+    share = f"{100 * found['copy']['share']:.0f} %"
+    assert f"| pld | copy | {share} |" in table.replace("  ", " ")
+    assert f"copy {share}" in table.partition("Subtasks: speed and who drafted")[2]
+    assert "Who drafted" in (tmp_path / "run/report.html").read_text()
 
 
 def test_plain_decoding_has_no_sources(tmp_path):
@@ -97,6 +117,15 @@ def test_settings_name_the_methods_within(checkpoint, tmp_path):
         ),
         (["decoding=banditspec", "decoding.arms.copy_4=null"], "without a checkpoint there is only copy_10"),
         (["decoding=banditspec", "decoding.arms.copy_4.lenght=2"], "did you mean decoding.arms.copy_4.length?"),
+        (
+            ["decoding=oracle", "decoding.sources.copy=null"],
+            "^decoding.sources=.*they all need a drafter: give its che",
+        ),
+        (
+            ["decoding=oracle", "decoding.sources.copy=null", "decoding.sources.neural=null"],
+            "^decoding.sources=.*: give at least one decoding method",
+        ),
+        (["decoding=oracle", "decoding.sources.copy=7"], "^decoding.sources.copy=7: a decoding method is expected"),
         (["decoding=pld", "decoding.occurrence=last"], "choose one of first, recent"),
         (["decoding=copyspec", "decoding.neural._target_=os.system"], "only specwave"),
         (["decoding=copyspec", "decoding.neural.levels=0"], "^decoding.neural.levels=0: must be 1 to 64"),

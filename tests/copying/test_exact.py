@@ -6,6 +6,7 @@ from specwave.copying import BanditSpecDecoding, CopySpecDecoding, PldDecoding, 
 from specwave.copying.bandit import Exp3, Ucb
 from specwave.copying.banditspec import BanditSpec
 from specwave.copying.composite import FirstOf
+from specwave.copying.hindsight import Hindsight
 from specwave.decoding import Autoregressive, Sampling, generate
 
 PROMPTS = [[5, 9, 200, 31, 5, 9, 200, 80, 5, 9], [4], [300, 12, 12, 12, 8, 9, 12, 12, 12, 8], [7, 8, 9] * 5]
@@ -44,6 +45,7 @@ def methods(target, neural):
             lambda arms, sequence: Ucb(arms, 0.5),
             stream=True,
         ),
+        "oracle": Hindsight({"copy": SuffixDecoding().build(target), "tree": neural(target, 2, top_k=3)}),
     }
 
 

@@ -53,11 +53,13 @@ def optimum(states, labels, penalty):
 def test_the_gradient_is_that_of_the_loss():
     states, labels = made(50, 1)
     states, penalty = states.double(), torch.tensor([0.0, 0.3], dtype=torch.float64)
+    scale = torch.rand(SITES, WIDTH, dtype=torch.float64) + 0.5
     weights = torch.randn(SITES, 2, WIDTH, dtype=torch.float64, requires_grad=True)
     classes = Classes.of([labels])
-    total = sum(loss(weights[p, k], states[p], labels, float(penalty[k])) for p in range(SITES) for k in range(2))
+    scaled = states / scale[:, None]
+    total = sum(loss(weights[p, k], scaled[p], labels, float(penalty[k])) for p in range(SITES) for k in range(2))
     total.backward()
-    ours = gradient(weights.detach(), states, labels, classes.weights(labels).double(), penalty)
+    ours = gradient(weights.detach(), states, labels, classes.weights(labels).double(), penalty, scale)
     torch.testing.assert_close(ours, weights.grad)
 
 
@@ -69,6 +71,20 @@ def test_training_in_batches_comes_to_the_optimum_of_each_probe_alone():
     for site in range(SITES):
         wanted = optimum((states[site] / scale[site]).double(), labels, 0.05)
         torch.testing.assert_close(found.weights[site] * scale[site], wanted.float(), atol=2e-3, rtol=2e-2)
+
+
+def test_the_states_are_read_once_an_epoch():
+    """They may be some gigabytes: beside the epochs there is a look at the first batches, for their size."""
+    states, labels = made(500, 11)
+    read = []
+
+    def training():
+        for batch in batches_of(states, labels, 50)():
+            read.append(len(batch[1]))
+            yield batch
+
+    fit(training, batches_of(states, labels), Classes.of([labels]), epochs=3, scale_batches=2)
+    assert sum(read) <= 3 * 500 + 3 * 50
 
 
 def test_the_probes_tell_what_can_be_told():

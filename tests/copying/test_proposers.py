@@ -12,6 +12,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from specwave.artifacts import UserError, conf_dir
 from specwave.copying import BanditSpecDecoding, CopySpecDecoding, PldDecoding, SuffixDecoding
 from specwave.copying.composite import FirstOf
+from specwave.copying.hindsight import OracleDecoding
 from specwave.copying.proposers import takes_checkpoint
 from specwave.decoding import Autoregressive, BaseProposer, Tree, generate, stream
 from specwave.eagle import Eagle3, Eagle3Decoding
@@ -143,19 +144,25 @@ def test_finished_rows_are_freed(tiny):
 # ---------------------------------------------------------------- settings
 
 
-METHODS = {"pld": PldDecoding, "suffix": SuffixDecoding, "copyspec": CopySpecDecoding, "banditspec": BanditSpecDecoding}
+METHODS = {
+    "pld": PldDecoding,
+    "suffix": SuffixDecoding,
+    "copyspec": CopySpecDecoding,
+    "banditspec": BanditSpecDecoding,
+    "oracle": OracleDecoding,
+}
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_yaml_repeats_the_defaults(name):
     """And every key reaches the class; the methods within are checked with all of conf/."""
     content = yaml.safe_load((conf_dir() / f"decoding/{name}.yaml").read_text(encoding="utf-8"))
-    assert content.pop("_target_") == f"specwave.copying.{METHODS[name].__name__}"
+    assert content.pop("_target_").rpartition(".")[2] == METHODS[name].__name__
     assert METHODS[name].label == name
     assert METHODS[name].needs_checkpoint is False
-    within = {key: content.pop(key) for key in ("neural", "arms") if key in content}
+    within = {key: content.pop(key) for key in ("neural", "arms", "sources") if key in content}
     arms = {"one": PldDecoding(), "two": SuffixDecoding()}
-    given = {key: arms if key == "arms" else None for key in within}
+    given = {key: None if key == "neural" else arms for key in within}
     if content.get("seed") == "${seed}":
         content["seed"] = 0
     defaults = asdict(METHODS[name](**given))

@@ -160,6 +160,9 @@ def test_tables(done):
     for column in ("tokens", "repeated", "copied"):
         by_domain = [int(row[column]) for row in triggers if row["part"] == "all" and row["kind"] == "all"][1:]
         assert sum(by_domain) == int(whole[column])
+    tested = next(row for row in triggers if (row["part"], row["domain"]) == ("test", "all"))
+    for figure in ("precision", "recall", "f1"):  # the rule that decodes: it stood before, and the probe says so
+        assert float(tested[f"probe_{figure}"]) == pytest.approx(facts[figure])
     transfer = read(folder / "transfer.csv")
     assert [(row["trained_on"], row["tested_on"]) for row in transfer] == [
         (one, other) for one in ("all", *DOMAINS) for other in ("all", *DOMAINS)

@@ -10,6 +10,7 @@ import torch
 
 from specwave.artifacts import UserError
 from specwave.data import states
+from specwave.data.filling import passes
 from specwave.data.states import Column, Index, Plan, Reader, alone, check_room, damaged, digest, name_of, write_shard
 
 SAMPLES = [[7, 8, 9, 10, 11], [1, 2], [3, 4, 5, 6], [1, 2], [1, 2, 3], [9, 9, 9]]
@@ -160,3 +161,10 @@ def test_a_full_disk_is_the_users_to_mend(tmp_path):
         alone(tmp_path, "states.path"),
     ):
         raise OSError(28, "No space left on device")
+
+
+def test_sequences_that_are_forwarded_together_fit_with_their_padding():
+    lengths = [2, 3, 3, 4, 9, 30]
+    assert list(passes(lengths, 12)) == [range(3), range(3, 4), range(4, 5), range(5, 6)]
+    assert list(passes(lengths, 10**6)) == [range(6)]
+    assert list(passes([], 12)) == []

@@ -337,7 +337,7 @@ def test_what_cannot_be_served_is_refused(family_folders, tiny, tmp_path):
     said = refused(lambda: DrafterConfig.of_target(tiny.arch, (1, 4), 99, **both))
     assert said.startswith("drafter.norm_before_fc=true: excludes drafter.fc_norm")
     config = training(family_folders["llama"], norm_before_fc=True)
-    config.groups, config.data = [[1, 4], [5]], None  # refused before anything is asked of the data
+    config.groups = [[1, 4], [5]]
     said = refused(lambda: main(config, Run(tmp_path / "run")))
     assert said == (
         "drafter.norm_before_fc=true: SGLang serves one layer (5) as two, and one norm over two is another function: "

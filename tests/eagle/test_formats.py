@@ -16,6 +16,7 @@ from specwave.eagle.formats import read_foreign
 
 TARGET = TargetFacts("tiny", "f" * 64, 6, "some/target")
 TRAINED = {"steps": 5, "step": 40, "tokens": 12345, "validation": {"tau_hat": 2.5, "a_0": 0.6, "a_1": 0.5, "tau": 2.25}}
+IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def made(make_case, layers=(1, 4)) -> Eagle3Drafter:
@@ -175,8 +176,9 @@ def test_eagle_names_no_layers(make_case, tmp_path):
     ("changes", "layers", "message"),
     [
         ({}, [1, 3], r"convert\.layers=\[1, 3\]: the checkpoint itself names \[1, 4\]"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [4, 1]}}, None, "in another order than ascending"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 9]}}, None, "layer 9 is unknown"),
+        ({"eagle_config": {IDS: [4, 1]}, IDS: None}, None, "in another order than ascending"),
+        ({"eagle_config": {IDS: [1, 9]}, IDS: None}, None, "layer 9 is unknown"),
+        ({IDS: [1, 4]}, None, r"name outputs of blocks \[1, 4\], those for vLLM \[0, 3\]"),
         ({"norm_before_residual": True}, None, "norm_before_residual=true"),
         ({"num_hidden_layers": 2}, None, "it has 2 blocks"),
         ({"hidden_size": None}, None, "damaged or of another kind"),

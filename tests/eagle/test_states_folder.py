@@ -15,6 +15,7 @@ import torch
 from kept import captured, hashes, prepared, samples, small_shards
 
 from specwave.artifacts import UserError
+from specwave.data import filling
 from specwave.data.states import Index, name_of
 from specwave.eagle import offline as room
 from specwave.eagle.offline import StatesConfig
@@ -51,7 +52,7 @@ def test_too_little_room_is_said_before_anything_is_written(tiny, tmp_path, monk
         captured(tiny, tmp_path / "states", said=said)
     needed = int(str(caught.value).split(": ")[1].split()[0])
     assert tokens * 4 * 64 * 4 < needed < tokens * 4 * 64 * 4 + 5000
-    assert f"{tokens} tokens of 1024 bytes (layers 2, 4, 5, 7)" in said[0]
+    assert f"{tokens:,} tokens of 1,024 bytes (layers 2, 4, 5, 7)" in said[0]
     assert not list(tmp_path.iterdir())
 
 
@@ -107,7 +108,7 @@ def test_fewer_samples_are_served_and_others_refused(tiny, tmp_path):
 
 def broken_off(tiny, folder, monkeypatch, shards: int) -> None:
     """A capture that ends after so many shards."""
-    write = room.write_shard
+    write = filling.write_shard
 
     def breaking(folder, index, *given):
         if len(index.shards) == shards:
@@ -115,7 +116,7 @@ def broken_off(tiny, folder, monkeypatch, shards: int) -> None:
         write(folder, index, *given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(room, "write_shard", breaking)
+        patched.setattr(filling, "write_shard", breaking)
         with pytest.raises(KeyboardInterrupt):
             captured(tiny, folder)
 
@@ -137,18 +138,18 @@ def test_an_unfinished_capture_goes_on_and_serves_nobody_else(tiny, tmp_path, mo
 
 def test_what_another_run_made_while_this_one_waited_is_taken(tiny, tmp_path, monkeypatch):
     small_shards(monkeypatch)
-    lock, written = room.alone, []
+    lock, written = filling.alone, []
 
     @contextlib.contextmanager
     def taken(*given):
         with monkeypatch.context() as patched:
-            patched.setattr(room, "alone", lock)
+            patched.setattr(filling, "alone", lock)
             captured(tiny, tmp_path)
             written.append({path: path.stat().st_mtime_ns for path in tmp_path.glob("shard*")})
         with lock(*given):
             yield
 
-    monkeypatch.setattr(room, "alone", taken)
+    monkeypatch.setattr(filling, "alone", taken)
     captured(tiny, tmp_path)
     assert len(written[0]) > 3
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("shard*")} == written[0]
@@ -176,7 +177,7 @@ def test_a_damaged_shard_is_struck_off_before_it_is_made_again(tiny, tmp_path, m
     captured(tiny, tmp_path)
     path = tmp_path / name_of(2)
     path.write_bytes(bytes(path.stat().st_size))
-    monkeypatch.setattr(room, "write_shard", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(filling, "write_shard", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         captured(tiny, tmp_path, verify=True)
     index = Index.load(tmp_path, "states.path")

@@ -102,6 +102,7 @@ def two(family_folders, tmp_path_factory, one):
         {"name": "ddp-packed", "trainer": {}, "packing": True, "rows": 2, "drafter": {"normaliser": "all"}},
         {"name": "zero2-three", "trainer": {"zero_stage": 2, "save_every": 1}, "die": 3},
         {"name": "zero2-clip", "trainer": {"zero_stage": 2}, "drafter": CLIPPED},
+        {"name": "ddp-single", "trainer": {}, "drafter": {"groups": [[7]]}},
     ]
     printed = start(family_folders["llama"], folder, [*whole, *killed, *stops, *others])
     print(printed)
@@ -120,6 +121,15 @@ def test_the_same_losses_as_one_process(one, two, engine):
             assert list(mine) == list(theirs) == ([4, 6] if key.startswith("val") else [1, 2, 3, 4, 5, 6])
             assert list(theirs.values()) == pytest.approx(list(mine.values()), **CLOSE), (name, key)
     assert rows_of(folder / engine, "tokens") == rows_of(one, "tokens")
+
+
+def test_a_joint_run_is_its_single_runs(two):
+    """Under DDP as in one process: to the bit, since two processes' gradients add up in one way only."""
+    folder, _ = two
+    mine, theirs = weights(folder / "ddp-single", "L7"), weights(folder / "ddp", "L7")
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert rows_of(folder / "ddp-single", "L7/loss") == rows_of(folder / "ddp", "L7/loss")
 
 
 def test_the_gradient_is_that_of_one_process(one, two):

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -284,6 +285,25 @@ def test_an_interruption_stays_one(family_folders, tmp_path, monkeypatch):
         main(a_config(family_folders), run_in(tmp_path))
 
 
+def test_a_terminated_training_has_not_finished(family_folders, tmp_path, monkeypatch):
+    """Lightning takes a note of SIGTERM and ends with a SystemExit without a code: exit code 0."""
+    step = GroupTraining.training_step
+
+    def terminated(self, batch, batch_idx):
+        if self.global_step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(GroupTraining, "training_step", terminated)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as stop:
+        main(a_config(family_folders), run_in(tmp_path))
+    assert stop.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 4
+    assert not list(tmp_path.rglob("*.part"))
+
+
 @pytest.mark.parametrize("content", [b"", b"torn", "cut", {"global_step": 3}])
 def test_a_damaged_checkpoint_is_named(joint, family_folders, tmp_path, content):
     last = tmp_path / "checkpoints" / "last.ckpt"
@@ -298,11 +318,12 @@ def test_a_damaged_checkpoint_is_named(joint, family_folders, tmp_path, content)
 
 
 def test_a_finished_run_resumes_to_itself(joint, family_folders):
-    before = (joint.folder / "drafters" / "L7" / "model.safetensors").read_bytes()
+    before, rows = (joint.folder / "drafters" / "L7" / "model.safetensors").read_bytes(), untimed(joint.folder)
     again = run_in(joint.folder, resume=True)
     main(a_config(family_folders, groups=[[2, 4, 5], "eagle2", [0, 3]]), again)
     assert (joint.folder / "drafters" / "L7" / "model.safetensors").read_bytes() == before
     assert again.noted["tokens"] == joint.noted["tokens"]
+    assert untimed(joint.folder) == rows  # the last step is validated behind its checkpoint, so again: one row
     assert [int(row["step"]) for row in rows_of(joint.folder) if row["L7/loss"]] == [2, 4, 6]
 
 

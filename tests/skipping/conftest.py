@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specwave.decoding import Context
 from specwave.skipping.latency import Latency
 from specwave.target import load_target
 from specwave.target.tiny import make_tiny
@@ -70,5 +71,22 @@ def opened():
         session.forward(padded, logits=False)
         session.advance([length - 1 for length in lengths])
         return session, prompts
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def contexts_of():
+    """Makes the loop's contexts of a session that `opened` gave: rows 0, 1, …, sequences 70, 71, …"""
+
+    def make(session, prompts, sampling, limit=40):
+        found = []
+        for row, prompt in enumerate(prompts):
+            context = Context(row, 70 + row, prompt.tolist(), len(prompt), limit, session, row, sampling=sampling)
+            if sampling.penalised:
+                context.seen = torch.zeros(session.target.vocab_size, dtype=torch.bool)
+                context.seen[prompt] = True
+            found.append(context)
+        return found
 
     return make

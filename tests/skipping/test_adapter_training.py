@@ -260,7 +260,8 @@ def test_a_loss_that_is_no_number_ends_the_run(mild_folders, tmp_path, monkeypat
     [
         ({"groups": [[2, 4]]}, "groups=[[2, 4]]: chooses the layers that an EAGLE-3 drafter reads"),
         ({"selection": "x.json"}, "selection=x.json: chooses the layers"),
-        ({"dry_run": True}, "dry_run=true: counts what EAGLE-3 drafters need"),
+        ({"dry_run": True, "groups": [[2, 4]]}, "groups=[[2, 4]]: chooses the layers"),
+        ({"dry_run": True, "trainer": DdpConfig(devices=2)}, "trainer=DdpConfig: an adapter is trained in one process"),
         ({"export": Export(format="speculators")}, "export.format=speculators: no engine serves an adapter"),
         ({"export": Export(push_to_hub="me/x")}, "export.push_to_hub=me/x: sends EAGLE-3 drafters"),
         ({"trainer": DdpConfig(devices=2)}, "trainer=DdpConfig: an adapter is trained in one process"),

@@ -17,7 +17,7 @@ EXIT = 2
 
 def test_the_loss_is_the_cross_entropy_of_whole_distributions(monkeypatch):
     """And its gradient autograd's, in float64, chunk after chunk."""
-    monkeypatch.setattr(room, "_CHUNK", 3)
+    monkeypatch.setattr(room, "CHUNK", 3)
     draw = torch.Generator().manual_seed(0)
     x, rows, head, weight = (
         torch.randn(*size, generator=draw, dtype=torch.float64) for size in ((7, 5), (7, 11), (11, 5), (7,))

@@ -2,25 +2,15 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from specwave.decoding import Context, Sampling
+from specwave.decoding import Sampling
 from specwave.decoding.sampling import TARGET, keyed_gumbel, scores
 from specwave.skipping.drafting import agreement, choose_coupled, draft_chains
 from specwave.skipping.stops import Below
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]
 NEVER = Below(0.0)
-
-
-def contexts_of(session, prompts, sampling, limit=40):
-    found = []
-    for row, prompt in enumerate(prompts):
-        context = Context(row, 70 + row, prompt.tolist(), len(prompt), limit, session, row, sampling=sampling)
-        if sampling.penalised:
-            context.seen = torch.zeros(session.target.vocab_size, dtype=torch.bool)
-            context.seen[prompt] = True
-        found.append(context)
-    return found
 
 
 def afresh(opened, target, lengths, contexts, kept, gamma, stop):
@@ -55,7 +45,7 @@ SAMPLINGS = [Sampling(), Sampling(repetition_penalty=1.3), Sampling(0.8, 3), Sam
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "penalty", "sampled", "nucleus"])
 @pytest.mark.parametrize("lengths", [(9,), (9, 14, 5)])
 @pytest.mark.parametrize("stop", [0.0, 0.3])
-def test_chains_equal_those_drafted_afresh(sampling, lengths, stop, mild, opened):
+def test_chains_equal_those_drafted_afresh(sampling, lengths, stop, mild, opened, contexts_of):
     for family in FAMILIES:
         session, prompts = opened(mild[family], lengths)
         contexts = contexts_of(session, prompts, sampling)
@@ -67,7 +57,7 @@ def test_chains_equal_those_drafted_afresh(sampling, lengths, stop, mild, opened
         assert [chain.tolist() for chain in chains] == expected
 
 
-def test_idle_rows_are_left_alone(mild, opened):
+def test_idle_rows_are_left_alone(mild, opened, contexts_of):
     """Rows 0 and 2 of four are live; row 3 idles at the last position there is."""
     target, kept = mild["llama"], [True, True, *[False] * 12, True, True]
     session, prompts = opened(target, (9, 12, 5, 2000))
@@ -79,7 +69,7 @@ def test_idle_rows_are_left_alone(mild, opened):
     assert [chain.tolist() for chain in both] == alone
 
 
-def test_drafts_end_before_the_limit(mild, opened):
+def test_drafts_end_before_the_limit(mild, opened, contexts_of):
     """Of what remains the last token is the target's own."""
     session, prompts = opened(mild["llama"], (9, 14))
     contexts = contexts_of(session, prompts, Sampling())
@@ -89,7 +79,7 @@ def test_drafts_end_before_the_limit(mild, opened):
     assert [len(chain) for chain in draft_chains(contexts, [True] * 16, 8, NEVER)] == [0, 0]
 
 
-def test_an_error_rolls_back_too(mild, opened, monkeypatch):
+def test_an_error_rolls_back_too(mild, opened, contexts_of, monkeypatch):
     session, prompts = opened(mild["llama"], (9,))
     forward, calls = session.forward, []
 
@@ -123,7 +113,7 @@ class Listening:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[::2], ids=["greedy", "sampled"])
-def test_a_stop_rule_is_told_every_drafts_probability(sampling, mild, opened):
+def test_a_stop_rule_is_told_every_drafts_probability(sampling, mild, opened, contexts_of):
     session, prompts = opened(mild["llama"], (9, 14))
     contexts, stop = contexts_of(session, prompts, sampling), Listening()
     kept = [True, True, *[False, True] * 6, True, True]
@@ -169,3 +159,33 @@ def test_coupling_is_right_more_often_than_a_draw_of_ones_own():
     agree = (target == coupled).float().mean().item()
     assert agree > torch.minimum(p, q).sum().item() - 0.12
     assert agree > 2 * (p * q).sum().item()
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that anything but a view makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        given = [one for one in args if isinstance(one, torch.Tensor) and not one.is_mkldnn]  # packed weights have none
+        stores = {one.untyped_storage().data_ptr() for one in given}
+        if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() not in stores:
+            self.size = max(self.size, made.numel())
+        return made
+
+
+def test_a_round_copies_no_keys(mild, opened, contexts_of):
+    """Behind 1,800 tokens the keys of one block are 1,800 · 2 · 16 numbers; nothing that drafting and verifying make is
+    as large."""
+    target = mild["llama"]
+    session, prompts = opened(target, (1800,))
+    contexts = contexts_of(session, prompts, Sampling())
+    with Largest() as largest:
+        (chain,) = draft_chains(contexts, [True, True, *[False, True] * 6, True, True], 4, NEVER)
+        session.forward(torch.cat([prompts[0][-1:], chain])[None])
+        session.keep_paths([[0, 2]])
+    keys = session.cache.keys[0]
+    assert 0 < largest.size < 1799 * keys.shape[1] * keys.shape[3]

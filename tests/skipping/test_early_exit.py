@@ -13,7 +13,7 @@ from specwave.app.evaluate import EvaluateConfig, main
 from specwave.app.run import Run
 from specwave.artifacts import UserError, conf_dir
 from specwave.benchmark import Benchmark
-from specwave.decoding import BaseProposer, Context, Sampling, Tree, generate
+from specwave.decoding import BaseProposer, Sampling, Tree, generate
 from specwave.decoding.resume import verify
 from specwave.skipping import Below, DelDecoding, LayerSkipDecoding
 from specwave.skipping.early_exit import draft_to_exit
@@ -69,20 +69,9 @@ def flat(flat_folder):
 # ---------------------------------------------------------------- drafts
 
 
-def contexts_of(session, prompts, sampling, limit=40):
-    found = []
-    for row, prompt in enumerate(prompts):
-        context = Context(row, 70 + row, prompt.tolist(), len(prompt), limit, session, row, sampling=sampling)
-        if sampling.penalised:
-            context.seen = torch.zeros(session.target.vocab_size, dtype=torch.bool)
-            context.seen[prompt] = True
-        found.append(context)
-    return found
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("lengths", [(9,), (9, 14, 5)])
-def test_chains_are_the_early_argmax_and_bring_their_states(family, lengths, mild, opened):
+def test_chains_are_the_early_argmax_and_bring_their_states(family, lengths, mild, opened, contexts_of):
     """Each draft by a forward of its own over the whole text, up to the exit; states of root and drafts, the last too.
     Then with a stop rule that ends some chains early."""
     target, block = mild[family], 3
@@ -112,7 +101,7 @@ def test_chains_are_the_early_argmax_and_bring_their_states(family, lengths, mil
     assert min(map(len, trees)) < 5
 
 
-def test_idle_rows_are_left_alone(mild, opened):
+def test_idle_rows_are_left_alone(mild, opened, contexts_of):
     """Rows 0 and 2 of four are live; row 3 idles at the last position there is."""
     target = mild["llama"]
     session, prompts = opened(target, (9, 12, 5, 2000))
@@ -127,7 +116,7 @@ def test_idle_rows_are_left_alone(mild, opened):
         torch.testing.assert_close(tree.resume.hidden, found.resume.hidden, **CLOSE)
 
 
-def test_drafts_end_before_the_limit_and_an_error_rolls_back(mild, opened, monkeypatch):
+def test_drafts_end_before_the_limit_and_an_error_rolls_back(mild, opened, contexts_of, monkeypatch):
     session, prompts = opened(mild["llama"], (9, 14))
     contexts = contexts_of(session, prompts, Sampling())
     contexts[0].limit, contexts[1].limit = 3, 1
@@ -145,7 +134,7 @@ def test_drafts_end_before_the_limit_and_an_error_rolls_back(mild, opened, monke
 
 
 @pytest.mark.parametrize("lengths", [(9,), (9, 14, 5)])
-def test_verification_from_an_exit_is_verification_from_the_start(lengths, mild, opened, forwards):
+def test_verification_from_an_exit_is_verification_from_the_start(lengths, mild, opened, contexts_of, forwards):
     """Ragged chains of one batch, states of blocks before and after the exit wanted: the same logits and states."""
     target, wants = mild["qwen3"], Wants((0, 2, 5))
     session, prompts = opened(target, lengths)

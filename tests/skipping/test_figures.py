@@ -28,3 +28,12 @@ def test_pictures_are_whole_and_the_same_for_the_same_numbers(costs, tmp_path):
 def test_plans_that_skip_nothing_have_a_picture_too(tmp_path):
     plans = [{"context": 90, "kept": [1] * 8, "skipped_attention_share": None}]
     assert all(path.stat().st_size > 1000 for path in skipped_figure(tmp_path / "skipped", plans, "tiny"))
+
+
+def test_contexts_far_apart_stand_on_a_logarithmic_axis(tmp_path):
+    def plans(*contexts):
+        return [{"context": context, "kept": [0, 1], "skipped_attention_share": 1.0} for context in contexts]
+
+    for name, contexts, powers in (("near", (128, 512), False), ("far", (128, 4096), True)):
+        skipped_figure(tmp_path / name, plans(*contexts), "tiny")
+        assert (">256<" in (tmp_path / f"{name}.svg").read_text()) == powers

@@ -7,6 +7,7 @@ skipped by what the door left in its folder. Which folder that is says steps.py.
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -148,8 +149,16 @@ def carry_out(settings: dict[str, dict[str, str]], plan: Sequence[Step], root: P
 
 
 def run_step(step: Step) -> int:
-    """The exit code of a door's process."""
-    return subprocess.run([sys.executable, str(door_script(step.door)), *step.arguments], check=False).returncode
+    """The exit code of a door's process. SIGTERM is handed on to it, and the chain ends when it does."""
+    with subprocess.Popen([sys.executable, str(door_script(step.door)), *step.arguments]) as process:
+        before = signal.signal(signal.SIGTERM, lambda signum, _: process.send_signal(signum))
+        try:
+            return process.wait()
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def note(root: Path, steps: Sequence[Step]) -> None:

@@ -56,7 +56,7 @@ def convert(config: TrainConfig, run: Run) -> None:
     layers = config.convert.layers
     if layers is not None:
         check_layers(layers, arch.num_layers, "convert.layers")
-    data: dict[str, Any] = {"converted_from": str(folder)}
+    data: dict[str, Any] = {"converted_from": folder.name}  # a card goes where the other folders do not
     training: dict[str, Any] = {}
     if (folder / "card.json").is_file():
         sizes, tensors, card = read_drafter(folder)

@@ -6,7 +6,7 @@ stood in for: a selection by groups of its size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from specwave.app.groups import selection_paths
 from specwave.app.preflight import GIB, architecture, forecast, gib, speed
 from specwave.app.steps import JobPlan, Step
 from specwave.artifacts import UserError
+from specwave.skipping.adapter_folder import METHOD
 
 SPEC_BENCH = 480  # questions of the official file, where it has not been fetched yet
 
@@ -47,17 +48,23 @@ def _training(config: Any, earlier: Sequence[Step]) -> list[str]:
         return [f"task={config.task} with {config.model.name}"]
     arch = architecture(config.model)
     chosen, groups = _stand_ins(config, arch.num_layers, earlier)
-    found = forecast(replace(config, selection=chosen or None, top=config.top if chosen else 1, groups=groups), arch)
+    taken = (config.top, config.skip) if chosen else (1, None)
+    shown = replace(config, selection=chosen or None, top=taken[0], skip=taken[1], groups=groups)
+    found = forecast(shown, arch)
     plan, tokens = found.plan, found.tokens * found.steps
     rate = speed(found, config.plan_for)
     answered = getattr(config.data, "answers", "regenerate") == "regenerate"
     where = f"× {config.plan_for.upper()}" if plan.device == "cuda" else "CPU process" + "es" * (plan.processes > 1)
     return [
-        f"{len(plan.drafters)} drafters from one pass of {config.model.name}: {found.steps:,} steps of "
+        f"{_trained(found.sizes)} from one pass of {config.model.name}: {found.steps:,} steps of "
         f"{found.tokens:,} tokens, {tokens / 1e6:,.1f} million" + (", the target's answers before them" * answered),
         f"{plan.processes} {where}, {gib(found.memory)} in each, {sum(found.disk.values()) / GIB:,.1f} GiB on disk, "
         f"about {tokens / rate / 3600:,.1f} hours: a guess",
     ]
+
+
+def _trained(sizes: Mapping[str, int]) -> str:
+    return "an adapter" if list(sizes) == [METHOD] else f"{len(sizes)} drafters"
 
 
 def _stand_ins(config: Any, num_layers: int, earlier: Sequence[Step]) -> tuple[list[str], list[Any] | None]:

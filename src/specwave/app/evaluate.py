@@ -9,15 +9,19 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from specwave.app.checkpoints import check_probe, checkpoint_of, method_for
+from specwave.app.services import tracking
 from specwave.artifacts import UserError
 from specwave.benchmark.answers import AnswerFile
-from specwave.benchmark.drafters import BUILTIN, DrafterFolder, builtin_drafter, find_drafters
+from specwave.benchmark.drafters import DrafterFolder, find_drafters, size_of
 from specwave.benchmark.interop import load_all
 from specwave.benchmark.questions import CATEGORIES, Question
 from specwave.benchmark.results import Baseline, Result, build_results, load_results, save_results
-from specwave.benchmark.rows import failed
+from specwave.benchmark.rows import failed, machines
 from specwave.benchmark.settings import (
     copy_baseline,
     default_settings,
@@ -25,6 +29,7 @@ from specwave.benchmark.settings import (
     method_settings,
     shared_settings,
 )
+from specwave.benchmark.worth import Worth, read
 
 if TYPE_CHECKING:  # with torch, seconds to import: a report needs none of it
     from specwave.app.run import Run
@@ -50,25 +55,32 @@ class EvaluateConfig:
     decoding: Any
     sampling: Any = field(default_factory=greedy)
     checkpoint: Any = None  # null, builtin, a drafter's folder, a training run's folder, or a list of these
+    rules: dict[str, Any] | None = None
     probe_checkpoint: str | None = None
     limit: int | None = None
     categories: list[str] | None = None
     max_new_tokens: int = 64
     repeat: int = 1
     devices: int = 1
+    minutes: float | None = None
     baseline: str = "auto"
     allow_other_target: bool = False
     report: list[str] | None = None
+    worth: Worth | None = None
     logger: Any = None
 
     def __post_init__(self) -> None:
         for key in ("max_new_tokens", "repeat", "devices"):
             if getattr(self, key) < 1:
                 raise UserError(key, getattr(self, key), "must be at least 1")
+        if self.minutes is not None and not 0 < self.minutes < float("inf"):
+            raise UserError("minutes", self.minutes, "must be > 0, or null for no limit")
         if self.report is None and not hasattr(self.sampling, "temperature"):
             raise UserError("sampling", self.sampling, "it has keys of its own: set those, as in sampling.top_p=0.9")
         if self.report is not None and not self.report:
             raise UserError("report", self.report, "give null, or a list of run folders and answer files")
+        if self.worth is not None and self.report is None:
+            raise UserError("worth", "{…}", "it looks back on evaluations: name their run folders in report")
 
 
 def idle(content: Mapping[str, Any]) -> tuple[str, ...]:
@@ -84,21 +96,28 @@ def main(config: EvaluateConfig, run: Run) -> None:
     """
     with tracking(config.logger, run) as tracker:
         if config.report is not None:
-            finish(load_all(config.report), run, tracker)
+            results = load_all(config.report)
+            study = None if config.worth is None else read(results, config.worth)  # its mistakes before the report
+            finish(results, run, tracker)
+            if study is not None:
+                from specwave.app.worth import write_study
+
+                write_study(study, results, run)
         else:
             evaluate(config, run, tracker)
 
 
 def evaluate(config: EvaluateConfig, run: Run, tracker: Any) -> None:
     """Checks what can be checked without a target, then measures."""
+    end = None if config.minutes is None else monotonic() + 60 * config.minutes
     chosen = (config.limit, config.categories)
     early = None if config.benchmark.needs_target else config.benchmark.questions(*chosen)  # mistakes show at once
-    drafters = find_drafters(checkpoint_of(config))
+    drafters = find_drafters(checkpoint_of(config), config.rules)
     decoding = method_for(config.decoding, drafters)
     check_probe(config)
 
     with own_target(config, run) as target:  # after the checks above, which need none
-        measure(config, run, target, decoding, drafters, early, tracker)
+        measure(config, run, target, decoding, drafters, early, tracker, end)
 
 
 def measure(
@@ -109,11 +128,13 @@ def measure(
     drafters: Sequence[DrafterFolder],
     early: list[Question] | None,
     tracker: Any = None,
+    end: float | None = None,
 ) -> None:
     """Every method on every question, then the results.
 
     Args:
         early: the questions, where they could be read without a target.
+        end: of `time.monotonic()`, when to begin no further question; None: all are answered.
     """
     from specwave.benchmark.answering import Answerer
     from specwave.benchmark.evaluator import Evaluator, predict
@@ -133,17 +154,23 @@ def measure(
     answerer = Answerer(target, config.max_new_tokens, config.sampling, invariant, config.repeat)
     for method in methods:
         answerer.check_answers(method, questions)
+    if run.main:
+        meet_other_machines(answerer, methods, run)
     names = ", ".join(method.label for method in methods)
     run.say(f"{target.name}: {names} on {len(questions)} questions, up to {config.max_new_tokens} tokens a turn")
     unknown = sorted({question.category for question in questions} - set(CATEGORIES))
     if unknown:
         run.say(f"outside Spec-Bench's categories, so counted overall and in no subtask: {', '.join(unknown)}")
-    predict(Evaluator(answerer, methods, questions), config.devices)
+    evaluator = Evaluator(answerer, methods, questions, end)
+    predict(evaluator, config.devices)
     if not run.main:
         return
     if config.devices > 1:
         for method in methods:
             method.answers.merge([question.id for question in questions])
+    if waiting := len(evaluator.waiting()):
+        stop_here(run, config, len(questions) - waiting, len(questions))
+        return
     for method in methods:
         if hasattr(method.proposer, "report"):  # what a method learned: costs, plans
             method.proposer.report(method.answers.folder)
@@ -164,6 +191,32 @@ def measure(
         run.note(failed_answers=lost)
         total = len(methods) * len(questions)
         raise SystemExit(f"{lost} of {total} answers failed (failures in results.json); resume=true tries them again")
+
+
+def meet_other_machines(answerer: Answerer, methods: Sequence[Method], run: Run) -> None:
+    """Goes on behind another machine's answers: its half-answered questions are begun anew, and it is said whose times
+    the results will hold."""
+    unpaired = answerer.unpaired(methods)
+    for method in methods:
+        if unpaired & method.answers.done:
+            method.answers.forget(unpaired)
+    others = {mark for method in methods for mark in machines(method.answers.rows)} - {answerer.machine}
+    if others:
+        marks = ", ".join(sorted(others))
+        run.say(
+            f"some answers here were timed on other machines ({marks}; this one is {answerer.machine}): tokens per "
+            "second will mix their clocks; a question is answered by all methods on one machine"
+        )
+
+
+def stop_here(run: Run, config: EvaluateConfig, answered: int, asked: int) -> None:
+    """The time is up, questions are left."""
+    run.status = "stopped"
+    run.note(answered=answered)
+    run.say(
+        f"stopped after {config.minutes:g} minutes with {answered} of {asked} questions answered: go on with "
+        f"resume=true hydra.run.dir={run.folder}"
+    )
 
 
 def note_figures(run: Run, measured: Sequence[Result]) -> None:
@@ -208,58 +261,6 @@ def rank_of(run: Run) -> int:
     return 0 if run.main else int(os.environ.get("LOCAL_RANK") or 0)
 
 
-def checkpoint_of(config: EvaluateConfig) -> Any:
-    """`checkpoint`, or the drafter that specwave brings where that is asked for, or none is given and one is needed.
-
-    Raises:
-        UserError: specwave brings none for this target.
-    """
-    given = config.checkpoint
-    needed = given is None and config.decoding.needs_checkpoint
-    if not needed and given != BUILTIN:
-        return given
-    method = getattr(config.decoding, "takes", "eagle3")
-    found = builtin_drafter(config.model.identify().fingerprint, method)
-    if found is None:
-        why = f"decoding={config.decoding.label} needs a drafter: give its folder" if needed else "give a folder"
-        if method != "eagle3":
-            why += f" (train.py drafter={method} makes one)"
-        rule = f"{why}; specwave brings none for model={config.model.name}"
-        raise UserError("checkpoint", "null" if needed else given, rule)
-    return found
-
-
-def method_for(decoding: Any, drafters: Sequence[DrafterFolder]) -> Any:
-    """The decoding method to use. A drafter beside plain decoding, the default, is decoded with by its own method."""
-    if not drafters or getattr(decoding, "takes_checkpoint", decoding.needs_checkpoint):
-        return decoding
-    from specwave.decoding import Autoregressive
-
-    if not isinstance(decoding, Autoregressive):
-        raise UserError("checkpoint", drafters[0].path, f"decoding={decoding.label} reads no drafter: give null")
-    if all(drafter.method == "kangaroo" for drafter in drafters):
-        from specwave.skipping.kangaroo import KangarooDecoding
-
-        return KangarooDecoding(batch_invariant=decoding.batch_invariant)
-    from specwave.eagle.proposer import Eagle3Decoding
-
-    return Eagle3Decoding(batch_invariant=decoding.batch_invariant)
-
-
-def check_probe(config: EvaluateConfig) -> None:
-    """Refuses, before there is a target, a missing or damaged probe, and one that no method would read."""
-    from specwave.copying.folder import find_probe, read_card
-    from specwave.copying.switch import no_probe, reads_probe
-
-    decoding, given = config.decoding, config.probe_checkpoint
-    if given is not None and not reads_probe(decoding):
-        raise UserError("probe_checkpoint", given, f"decoding={decoding.label} reads no probe: give null")
-    if hasattr(decoding, "probe"):
-        if decoding.probe is None:
-            raise no_probe(decoding)
-        read_card(find_probe(decoding.probe))
-
-
 def build_methods(
     config: EvaluateConfig,
     target: Any,
@@ -293,7 +294,7 @@ def build_methods(
                 proposer=proposer,
                 answers=answers,
                 layers=drafter.layers if drafter else None,
-                rule=drafter.rule if drafter else None,
+                rules=drafter.rules if drafter else (),
             )
         )
     if measure_plain and methods[0].proposer is not None:
@@ -318,7 +319,8 @@ def judge(answerer: Answerer, method: Method, baseline: Baseline, questions: Seq
         divergences=divergences,
         settings=method.answers.settings,
         layers=method.layers,
-        rule=method.rule,
+        rules=method.rules,
+        drafter=size_of(Path(folder)) if (folder := method.answers.settings.get("checkpoint")) else None,
     )
     return save_results(method.answers.folder, content)
 
@@ -339,17 +341,3 @@ def finish(results: Sequence[Result], run: Run, tracker: Any = None) -> None:
         )
     run.say(writers.console(tables.summary(results)))
     run.say(f"report: {report}")
-
-
-@contextlib.contextmanager
-def tracking(make: Any, run: Run) -> Iterator[Any]:
-    """The run at a tracker's service, ended there however it ends here; None without one, and for loggers that only
-    keep rows of training, of which an evaluation has none."""
-    tracker = make(save_dir=str(run.folder)) if make is not None and run.main else None
-    if not hasattr(tracker, "show"):
-        yield None
-        return
-    from specwave.app.trainer import ended
-
-    with ended(tracker):
-        yield tracker

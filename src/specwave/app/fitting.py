@@ -32,6 +32,8 @@ def taught_by(
     work with chains of `drafts`, if anybody)."""
     decode = config.trainer.decode
     if config.states.mode == "offline":
+        if config.states.engine == "vllm":
+            target.blocks.clear()  # vLLM has its own
         source = offline(target, data, groups, config.states, say)
         target.blocks.clear()  # nothing runs them any more: their memory is for training
         if decode:
@@ -66,7 +68,8 @@ def learn(
     step = trains.last_step(last) if going_on else 0
     if run.main:
         sweep_up(run.folder)
-    logger = open_logger(config.logger, run.folder, step) if run.main else False
+    validated = step % trains.validate_every == 0  # the last step's own validation comes behind its checkpoint
+    logger = open_logger(config.logger, run.folder, step, validated) if run.main else False
     end = None if trains.minutes is None else began + 60 * trains.minutes
     keeper = Keeper(last, trains.save_every, module.finish_step, exports.saved, exports.validated, end)
     callbacks = [keeper, Progress(describe)] if run.main else [keeper]

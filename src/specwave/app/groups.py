@@ -47,11 +47,13 @@ def wanted_groups(config: TrainConfig, chosen: Sequence[Selection], num_layers: 
     def add(wanted: Wanted) -> None:
         found.setdefault(wanted.name, wanted)
 
+    skip = config.skip or 0
     for selection in chosen:
-        best = selection.groups(config.top)
-        if len(best) < config.top:
-            raise UserError("top", config.top, f"the selection holds {len(best)} groups: ask for at most that many")
-        for layers in best:
+        best = selection.groups(skip + config.top)
+        if len(best) < skip + config.top:
+            key, asked = ("skip", f"{skip} and top={config.top}") if skip else ("top", str(config.top))
+            raise UserError(key, asked, f"the selection holds {len(best)} groups: ask for at most that many")
+        for layers in best[skip:]:
             add(Wanted(check_layers(layers, num_layers, "selection"), selection.selector, usual))
     groups = config.groups if config.groups is not None else [] if chosen else ["eagle3"]
     for place, entry in enumerate(groups):

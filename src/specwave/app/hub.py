@@ -55,7 +55,8 @@ def push(export: Export, folders: Mapping[str, Path], say: Callable[[str], None]
     """Sends whole drafter folders, group → folder; group → address. Nothing where `push_to_hub` is null.
 
     Raises:
-        UserError: a folder is not whole (then nothing is sent), or the hub refuses; the folders stay as they are.
+        UserError: a folder is not whole (then nothing is sent), or the hub refuses; the folders stay as they are, and
+            it says which drafters are there already.
     """
     if export.push_to_hub is None:
         return {}
@@ -63,10 +64,14 @@ def push(export: Export, folders: Mapping[str, Path], say: Callable[[str], None]
 
     for folder in folders.values():
         read_drafter(folder)
-    api, sent = HfApi(), {}
+    api = HfApi()
+    sent: dict[str, str] = {}
     for group, repository in repositories(export.push_to_hub, list(folders)).items():
         folder = folders[group]
         remedy = f"the drafter is whole in {folder}; `hf upload {repository} {folder}` sends it"
+        remedy += f"; sent before it: {', '.join(sent.values())}" if sent else ""
+        waiting = [str(folders[other]) for other in folders if other != group and other not in sent]
+        remedy += f"; not tried: {', '.join(waiting)}" if waiting else ""
         _asked(repository, remedy, api.create_repo, repo_id=repository, private=export.private, exist_ok=True)
         sending = {"repo_id": repository, "folder_path": folder, "ignore_patterns": [".*"]}
         done = _asked(repository, remedy, api.upload_folder, **sending, commit_message="A drafter of specwave")

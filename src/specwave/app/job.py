@@ -6,9 +6,12 @@ Opens the folder, calls the app's `main`, and turns whatever happens into an exi
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +26,12 @@ from specwave.app import config as configs
 from specwave.app.door import prepare_environment
 from specwave.app.run import RUN_FILE, Record, Run, alone, changed_settings, read_run, refuse_changes
 from specwave.artifacts import UserError
+from specwave.termination import end_on_terminate
 
 LAUNCH = "SPECWAVE_LAUNCH"  # tells the processes a run starts which run they belong to
 EXIT_CODES = ".exit_codes"  # in a sweep's folder while its jobs run in other processes: a line for each that ended
+TERMINATED = 128 + signal.SIGTERM  # exit code
+FULL = (errno.ENOSPC, errno.EDQUOT)
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
 
 
@@ -54,7 +60,7 @@ class Job:
         return value if code == 0 else float("nan")
 
     def attempt(self, composed: DictConfig, folder: Path, overrides: list[str], number: int | None) -> tuple[int, Any]:
-        """(exit code, what `main` returned). Only an interruption leaves by an exception: a sweep goes on.
+        """(exit code, what `main` returned). Only Ctrl-C and SIGTERM leave by an exception: a sweep goes on.
 
         Args:
             number: of the job in its sweep; None for a run by itself.
@@ -75,6 +81,7 @@ class Job:
                 elif number is not None and follow(run, content, key):
                     return 0, None
                 configs.seed_everything(content["seed"])
+                end_on_terminate()
                 value = configs.app_module(self.app).main(config, run)
         except UserError as error:
             complain(error)
@@ -84,15 +91,19 @@ class Job:
                 record.close("failed", run.facts, "interrupted", 130)
             raise
         except SystemExit as stop:  # `main` ends early; a message is for the user, as Python has it
+            if stop.code == TERMINATED:
+                if record is not None:
+                    record.close("failed", run.facts, "terminated", TERMINATED)
+                raise
             code, reason = exit_code(stop), str(stop.code)
         except Exception as error:
-            traceback.print_exc()
-            code, reason = 1, f"{type(error).__name__}: {error}"
+            code, reason = report(error, key, folder)
         if code and record is None and number is not None and run.main and not (folder / RUN_FILE).exists():
             record = Record(folder, self.app, self.command, overrides, None)  # a job that never began is a row too
         if record is not None:
             told = {"objective": value} if isinstance(value, float) else {}
-            record.close("failed" if code else run.status, run.facts | told, " ".join(reason.split()), code)
+            with contextlib.suppress(OSError) if code == 2 else contextlib.nullcontext():  # where the disk is full
+                record.close("failed" if code else run.status, run.facts | told, " ".join(reason.split()), code)
         return code, value
 
     def begin(
@@ -148,6 +159,17 @@ def complain(error: UserError, prefix: str = "error") -> None:
     print(f"{prefix}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
 
 
+def report(error: Exception, key: str, folder: Path) -> tuple[int, str]:
+    """(exit code, reason) of what `main` let through: a full disk is the user's to mend, all else is a crash."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        place = f" ({error.filename})" if error.filename else ""
+        mistake = UserError(key, folder, f"{error.strerror}{place}: make room, and go on with resume=true")
+        complain(mistake)
+        return 2, str(mistake)
+    traceback.print_exception(error)
+    return 1, f"{type(error).__name__}: {error}"
+
+
 def exit_code(stop: SystemExit) -> int:
     """The code of a SystemExit; its message, where it carries one, goes to stderr."""
     if stop.code is None or isinstance(stop.code, int):
@@ -187,10 +209,12 @@ def join(app: str, launch: dict[str, Any]) -> int:
 @contextlib.contextmanager
 def own_environment() -> Iterator[None]:
     """Undoes what a job leaves in the process: ranks and ports of a finished DDP run would hang the next one."""
-    before = dict(os.environ)
+    before, terminate = dict(os.environ), signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
+        if terminate is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, terminate)
         torch = sys.modules.get("torch")
         if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

@@ -1,6 +1,6 @@
 """`train.py drafter=kangaroo`: one adapter behind the target's first blocks, for `decoding=kangaroo`.
 
-check → load → answer the training prompts → fit → drafters/kangaroo, metrics.csv, curves.
+check → forecast → load → answer the training prompts → fit → drafters/kangaroo, metrics.csv, curves.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from specwave.app.contamination import compare
 from specwave.app.exports import BEST, Exports
+from specwave.app.preflight import architecture, forecast, refuse
 from specwave.artifacts import UserError
 from specwave.eagle.offline import check_states
 from specwave.skipping.adapter_folder import METHOD, write_adapter
@@ -24,18 +25,20 @@ if TYPE_CHECKING:
 
 
 def check_adapter(config: TrainConfig) -> None:
-    """Refuses what says something about EAGLE-3 drafters alone.
+    """Refuses what says something about EAGLE-3 drafters alone, and several processes.
 
     Raises:
         UserError: the first such key that is set.
     """
+    from specwave.app.trainer import TrainerConfig
+
     own = "drafter=kangaroo reads one exit, drafter.exit: leave it out, or use drafter=eagle3"
     for key in ("groups", "selection", "choose"):
         if getattr(config, key) is not None:
             raise UserError(key, getattr(config, key), f"chooses the layers that an EAGLE-3 drafter reads; {own}")
-    if config.dry_run:
-        remedy = "counts what EAGLE-3 drafters need; an adapter is one attention beside the target: leave it out"
-        raise UserError("dry_run", "true", remedy)
+    if type(config.trainer) is not TrainerConfig:
+        name = type(config.trainer).__name__
+        raise UserError("trainer", name, "an adapter is trained in one process: use trainer=cpu or trainer=gpu")
     if config.export.format != "engines":
         raise UserError("export.format", config.export.format, "no engine serves an adapter: leave it out")
     if config.export.push_to_hub is not None:
@@ -45,14 +48,11 @@ def check_adapter(config: TrainConfig) -> None:
 
 def train_adapter(config: TrainConfig, run: Run) -> float | None:
     """Trains into the run's folder; `run.resume` goes on from its last checkpoint. Its τ̂, where it ended."""
-    from specwave.app.trainer import TrainerConfig
-
     began, trains, options = time.monotonic(), config.trainer, config.drafter
     check_adapter(config)
-    if type(trains) is not TrainerConfig:
-        name = type(trains).__name__
-        raise UserError("trainer", name, "an adapter is trained in one process: use trainer=cpu or trainer=gpu")
     device = trains.device_for(config.model)
+    for warning in refuse(forecast(config, architecture(config.model)), run.folder):
+        run.say(f"warning: {warning}")
     target = replace(config.model, device=device).load()
     block = exit_block(options.exit, target.num_layers, "drafter.exit")
     check_states(target, [[block - 1]], config.states)

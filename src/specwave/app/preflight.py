@@ -1,7 +1,8 @@
 """Before a training run: what it will need in each process and on disk, and about how long it will take.
 
 `dry_run=true` prints it and stops, without the target's weights; a run refuses what cannot fit. Memory and disk are
-counted (eagle/budget.py); speed is a guess from how fast this device, or the GPU named by `plan_for`, multiplies.
+counted (eagle/budget.py, and skipping/budget.py for an adapter); speed is a guess from how fast this device, or the GPU
+named by `plan_for`, multiplies.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ from specwave.app.groups import drafter_configs, selection_paths, wanted_groups
 from specwave.artifacts import Selection, UserError, cache_dir, read_json, reading
 from specwave.eagle import budget
 from specwave.eagle.budget import Plan
+from specwave.skipping import budget as adapter_budget
+from specwave.skipping.adapter import AdapterConfig
+from specwave.skipping.adapter_folder import METHOD
+from specwave.skipping.budget import AdapterPlan
+from specwave.skipping.exits import exit_block
+from specwave.skipping.options import Kangaroo
 from specwave.target.arch import Arch, read_arch
 from specwave.target.folder import local_folder
 
@@ -98,8 +105,9 @@ def architecture(model: Any) -> Arch:
 class Forecast:
     """Bytes, seconds and tokens of a run; `parts` of memory by what they are for."""
 
-    plan: Plan
-    names: list[str]
+    plan: Plan | AdapterPlan
+    sizes: dict[str, int]  # parameters of what is trained, by its name
+    operations: tuple[float, float]  # for a token: the target's pass, what is trained
     parts: dict[str, int]
     memory: float  # of a process, its libraries included
     room: float  # that a process has
@@ -112,43 +120,66 @@ class Forecast:
 def forecast(config: TrainConfig, arch: Arch) -> Forecast:
     """What the configuration means for a target of this architecture, planned for GPUs where it asks for them."""
     trainer, states = config.trainer, config.states
+    on_gpu = trainer.on_gpu or trainer.accelerator in ("gpu", "cuda")
+    narrow = config.model.dtype in ("bfloat16", "float16") or (config.model.dtype == "auto" and (on_gpu or cpu_bf16()))
+    shared: dict[str, Any] = {
+        "arch": arch,
+        "rows": config.data.batch_size,
+        "length": min(config.data.max_length, arch.max_length),
+        "target_bytes": 2 if narrow else 4,
+        "mixed": trainer.precision == "bf16-mixed" or (trainer.precision == "auto" and narrow),
+        "device": "cuda" if on_gpu else "cpu",
+    }
+    kept = 2 if states.dtype == "bfloat16" else 4
+    top_k = states.k if states.targets == "top_k" else None
+    stored = 2 if config.drafter.export_dtype == "bfloat16" else 4
+    plan: Plan | AdapterPlan
+    if isinstance(config.drafter, Kangaroo):
+        block = exit_block(config.drafter.exit, arch.num_layers, "drafter.exit")
+        plan = AdapterPlan(adapter=AdapterConfig.of_target(arch, block), **shared)
+        sizes = {METHOD: adapter_budget.adapter_parameters(plan.adapter)}
+        passed = budget.target_operations(arch, plan.length, plan.answered)
+        operations = passed, adapter_budget.operations(plan)
+        parts = {"target": budget.target_memory(arch, plan.target_bytes, plan.device), **adapter_budget.memory(plan)}
+        disk, of_token = adapter_budget.disk(plan, stored), adapter_budget.state_bytes(plan, kept, top_k)
+    else:
+        plan, sizes = _drafters(config, arch, shared)
+        operations, parts, disk = budget.operations(plan), budget.memory(plan), budget.disk(plan, stored)
+        of_token = budget.state_bytes(plan, kept, top_k)
+    if states.mode == "offline":  # the blocks are dropped
+        parts["target"] -= plan.target_bytes * arch.num_layers * budget.block_parameters(arch)
+    return Forecast(
+        plan=plan,
+        sizes=sizes,
+        operations=operations,
+        parts=parts,
+        memory=sum(parts.values()) + LIBRARIES[plan.device],
+        room=memory_of(plan, config.plan_for, trainer.per_node, config.model.device),
+        disk=disk,
+        states=of_token if states.mode == "offline" else 0,
+        tokens=plan.tokens * plan.processes,
+        steps=trainer.max_steps,
+    )
+
+
+def _drafters(config: TrainConfig, arch: Arch, shared: dict[str, Any]) -> tuple[Plan, dict[str, int]]:
+    """EAGLE-3's: (the plan, parameters by group)."""
+    trainer = config.trainer
     named = [Selection.load(path) for path in selection_paths(config.selection)]
     chosen = [one for one in named if one.num_layers == arch.num_layers]  # another model's are refused by name later
     groups = wanted_groups(config, chosen, arch.num_layers)
     target: Any = SimpleNamespace(arch=arch, vocab_size=arch.vocab_size)
-    on_gpu = trainer.on_gpu or trainer.accelerator in ("gpu", "cuda")
-    narrow = config.model.dtype in ("bfloat16", "float16") or (config.model.dtype == "auto" and (on_gpu or cpu_bf16()))
     plan = Plan(
-        arch=arch,
         drafters=drafter_configs(config, target, groups),
         steps=config.drafter.steps,
-        rows=config.data.batch_size,
-        length=min(config.data.max_length, arch.max_length),
-        target_bytes=2 if narrow else 4,
-        mixed=trainer.precision == "bf16-mixed" or (trainer.precision == "auto" and narrow),
         checkpointing=config.drafter.checkpointing,
         zero=getattr(trainer, "zero_stage", 0),
         offload=getattr(trainer, "offload", "none"),
         sharded=getattr(trainer, "sharded", False),
         processes=trainer.processes,
-        device="cuda" if on_gpu else "cpu",
+        **shared,
     )
-    parts = budget.memory(plan)
-    if states.mode == "offline":  # the blocks are dropped
-        parts["target"] -= plan.target_bytes * arch.num_layers * budget.block_parameters(arch)
-    kept = 2 if states.dtype == "bfloat16" else 4
-    top_k = states.k if states.targets == "top_k" else None
-    return Forecast(
-        plan=plan,
-        names=[wanted.name for wanted in groups],
-        parts=parts,
-        memory=sum(parts.values()) + LIBRARIES[plan.device],
-        room=memory_of(plan, config.plan_for, trainer.per_node, config.model.device),
-        disk=budget.disk(plan, 2 if config.drafter.export_dtype == "bfloat16" else 4),
-        states=budget.state_bytes(plan, kept, top_k) if states.mode == "offline" else 0,
-        tokens=plan.tokens * plan.processes,
-        steps=trainer.max_steps,
-    )
+    return plan, dict(zip([one.name for one in groups], map(budget.drafter_parameters, plan.drafters), strict=True))
 
 
 # ---------------------------------------------------------------- devices
@@ -160,7 +191,7 @@ def cpu_bf16() -> bool:
     return any(getattr(torch.cpu, kind, lambda: False)() for kind in kinds)
 
 
-def memory_of(plan: Plan, planned: str, per_node: int, named: str = "cuda") -> float:
+def memory_of(plan: Plan | AdapterPlan, planned: str, per_node: int, named: str = "cuda") -> float:
     """Bytes that a process has: a GPU's, the one named by its number where one is, or its share of the machine's."""
     if plan.device == "cpu":
         return system_memory() / per_node
@@ -179,7 +210,7 @@ def speed(found: Forecast, planned: str) -> float:
     else:
         size = 4096 if plan.device == "cuda" else 1024
         rate = product_rate(plan.device, size, torch.bfloat16 if plan.mixed else torch.float32)
-    passed, drafted = budget.operations(plan)
+    passed, drafted = found.operations
     pass_share, drafter_share = SHARES
     each = drafted / drafter_share + (0.0 if found.states else passed / pass_share)
     return plan.processes * rate / each
@@ -220,8 +251,8 @@ def report(found: Forecast, config: TrainConfig, say: Callable[[str], None]) -> 
         where = f"{trainer.per_node} × {torch.cuda.get_device_name(0)}"
     cut = f", ZeRO-{plan.zero}" if plan.zero else ", FSDP" if plan.sharded else ""
     say(f"on {where}{f' on each of {trainer.nodes} machines' if trainer.nodes > 1 else ''}{cut}")
-    for name, drafter in zip(found.names, plan.drafters, strict=True):
-        say(f"  {name:<24} {budget.drafter_parameters(drafter) / 1e6:8.1f} million parameters")
+    for name, size in found.sizes.items():
+        say(f"  {name:<24} {size / 1e6:8.1f} million parameters")
     say(f"memory of a process: {gib(found.memory)} of {gib(found.room)}, for rows of {plan.length} tokens, all answers")
     for part, size in found.parts.items():
         say(f"  {part:<24} {gib(size):>12}")
@@ -238,13 +269,14 @@ def report(found: Forecast, config: TrainConfig, say: Callable[[str], None]) -> 
 
 
 def gib(size: float) -> str:
-    return f"{size / GIB:,.2f} GiB"
+    """Of a small one MiB, so that two different sizes are not both 0.00."""
+    return f"{size / 2**20:,.2f} MiB" if 0 < size < GIB / 10 else f"{size / GIB:,.2f} GiB"
 
 
 def described(found: Forecast) -> dict[str, Any]:
     """Plain data for run.yaml."""
     return {
-        "groups": found.names,
+        "groups": list(found.sizes),
         "memory_bytes": int(found.memory),
         "room_bytes": int(found.room) if found.room < float("inf") else None,
         "parts": found.parts,
@@ -272,20 +304,20 @@ def refuse(found: Forecast, folder: Path) -> list[str]:
         raise UserError("model", plan.arch.family, f"{size}: use a smaller model.dtype, or a device with more memory")
     staying = sum(parts[name] for name in ("target", "weights", "gradients", "optimiser")) + LIBRARIES[plan.device]
     if staying > found.room:
-        remedy = (
-            f"target, weights and optimiser take {gib(staying)} in each process, which has {gib(found.room)}: train "
-        )
-        remedy += "fewer groups, or use trainer=deepspeed with zero_stage=3"
-        raise UserError("groups", ", ".join(found.names), remedy)
+        size = f"target, weights and optimiser take {gib(staying)} in each process, which has {gib(found.room)}"
+        if isinstance(plan, AdapterPlan):
+            remedy = "use a smaller model.dtype, or a device with more memory"
+            raise UserError("drafter", METHOD, f"{size}: {remedy}")
+        remedy = "train fewer groups, or use trainer=deepspeed with zero_stage=3"
+        raise UserError("groups", ", ".join(found.sizes), f"{size}: {remedy}")
     needed, free = sum(found.disk.values()), shutil.disk_usage(existing(folder)).free
     if needed > free:
         remedy = f"checkpoints and drafters need {gib(needed)}, {gib(free)} are free there: make room, or name another"
         raise UserError("hydra.run.dir", folder, remedy)
     if found.memory > found.room:
-        return [
-            f"a step may need {gib(found.memory)} in each process, which has {gib(found.room)}: should it fail, lower "
-            "data.batch_size or data.max_length, or set drafter.checkpointing=true"
-        ]
+        size = f"a step may need {gib(found.memory)} in each process, which has {gib(found.room)}"
+        further = "" if isinstance(plan, AdapterPlan) else ", or set drafter.checkpointing=true"
+        return [f"{size}: should it fail, lower data.batch_size or data.max_length{further}"]
     return []
 
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from specwave.artifacts import UserError, cache_dir, write_text
 from specwave.copying.answers import Labelled
-from specwave.copying.capture import bytes_per_row, capture, readable
+from specwave.copying.capture import bytes_per_row, capture
 from specwave.copying.settings import LinearProbe, Parts, ProbeData
-from specwave.data.states import free_bytes
+from specwave.data.states import free_bytes, readable
 
 if TYPE_CHECKING:
     from specwave.app.run import Run

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from specwave.app.select_report import Findings, draw, proxy_text, standing_table, write_data
+from specwave.app.select_report import Findings, draw, proxy_text, show, standing_table, write_data
+from specwave.app.services import tracking
 from specwave.artifacts import Selection, UserError, write_tensors
 from specwave.layers.analysis import rule_standings, standings
 from specwave.layers.calibrate import Calibrated
@@ -21,6 +22,7 @@ from specwave.layers.rows import Rows
 from specwave.layers.selectors import Outcome, fixed_rule
 from specwave.layers.sensitivity import Effect, sensitivity
 from specwave.layers.settings import Calibration, record
+from specwave.layers.spread import Spread
 from specwave.layers.stability import Stability, bootstrap
 from specwave.layers.step_passes import stepped
 
@@ -32,14 +34,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class SelectConfig:
-    """`conf/select.yaml`, groups already built: a ModelConfig, a Calibration, a selector, an Analysis, a Rerank or
-    nothing."""
+    """`conf/select.yaml`, groups already built: a ModelConfig, a Calibration, a selector, an Analysis; a Rerank and
+    a logger, or nothing."""
 
     model: Any
     calibration: Any
     selector: Any
     analysis: Any
     rerank: Any = None
+    logger: Any = None
 
 
 def prepare(configs: Sequence[SelectConfig], say: Callable[[str], None]) -> None:
@@ -62,15 +65,29 @@ def prepare(configs: Sequence[SelectConfig], say: Callable[[str], None]) -> None
 
 
 def main(config: SelectConfig, run: Run) -> float:
-    """Selects and writes into the run's folder; what the selector ranks by, for sweepers that optimise it."""
-    if config.rerank:
-        from specwave.app.rerank import rerank  # reads drafters, which selecting knows nothing of
+    """Selects and writes into the run's folder; what the selector ranks by, for sweepers that optimise it. A tracker is
+    shown what is written."""
+    with tracking(config.logger, run) as tracker:
+        if config.rerank:
+            from specwave.app.rerank import rerank  # reads drafters, which selecting knows nothing of
 
-        return rerank(config, run)
+            ranked_by = rerank(config, run)
+        else:
+            ranked_by = choose(config, run)
+        if tracker is not None:
+            show(tracker, run.folder)
+    return ranked_by
+
+
+def choose(config: SelectConfig, run: Run) -> float:
+    """Selects by the states of a pass."""
     settings, selector, analysis = config.calibration, config.selector, config.analysis
     if analysis.sensitivity and selector.sampling():
         rule = f"varies the options of entropies, and selector={selector.name} ranks by drafting steps"
         raise UserError("analysis.sensitivity", "true", f"{rule}: use analysis=brief")
+    if isinstance(selector, Spread) and (settings.scale != "none" or settings.centre):
+        rule = "selector=spread takes entropies under every normalisation itself: leave calibration.centre=false"
+        raise UserError("calibration.scale", settings.scale, f"{rule} and calibration.scale=none")
     identity = config.model.identify()
     selector.check(identity.num_layers)  # before the answers, which take minutes
     analysis.check(identity.num_layers, selector.m_of(identity.num_layers))

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from specwave.app.collate import csv_text
-from specwave.artifacts import write_json, write_tensors, write_text
+from specwave.artifacts import Selection, write_json, write_tensors, write_text
 from specwave.layers import analysis
 from specwave.layers.analysis import Standing
 from specwave.layers.calibrate import SPREAD, Calibrated
@@ -94,6 +94,30 @@ class Findings:
             "rank": self.chosen.rank,
             "sets": len(self.ranking),
         }
+
+
+def show(tracker: Any, folder: Path) -> None:
+    """A finished selection on a tracker: its sets and its layers as tables, its pictures, its files as an artefact."""
+    chosen = Selection.load(folder)
+    columns = list(dict.fromkeys(name for entry in chosen.beam for name in entry))
+    sets: list[list[Any]] = [columns, *([entry.get(name) for name in columns] for entry in chosen.beam)]
+    layers: list[list[Any]] = [["layer", "entropy", "chosen"]]
+    layers += [[layer, nats, layer in chosen.layers] for layer, nats in enumerate(chosen.layer_entropy)]
+    figures = {
+        "m": chosen.m,
+        "entropy": chosen.entropy,
+        "score": chosen.score,
+        "gap": (chosen.optimum or {}).get("gap"),
+    }
+    kinds = ("selection.json", "analysis.json", "*.csv", "*.md", "*.png")
+    tracker.show(
+        tables={"sets": sets, "layers": layers},
+        pages={},
+        figures={name: value for name, value in figures.items() if value is not None},
+        files=[path for kind in kinds for path in sorted(folder.glob(kind))],
+        kind="selection",
+        pictures={path.stem: path for path in sorted(folder.glob("*.png"))},
+    )
 
 
 def standing_table(found: Findings) -> str:

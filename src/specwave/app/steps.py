@@ -189,7 +189,8 @@ def settings_of(
     """Step → its settings: those of all steps, its own, and what the command line changes.
 
     Args:
-        changes: overrides as `all.seed=1`, `train.trainer.max_steps=20`, `~train.drafter.lr`.
+        changes: overrides as `all.seed=1`, `train.trainer.max_steps=20`, `~train.drafter.lr`. The name of a door
+            that no step has stands for all steps of that door.
     """
     listed = {"all": {key: as_text(value) for key, value in every.items()}}
     own = {name: settings for name, settings in steps.items() if settings is not None}
@@ -201,17 +202,21 @@ def settings_of(
         if found is None:
             raise UserError("override", change, "a step's setting is written <step>.<key>=<value>")
         sign, name, key, value = found["sign"], found["step"], found["key"], found["value"]
-        if name not in listed:
+        meant = [name] if name in listed else [step for step in listed if step.partition("_")[0] == name]
+        if not meant:
             remedy = f"there is no such step; choose one of {', '.join(listed)}, as in all.{name}.{key}=…"
             raise UserError(f"{name}.{key}", value or "", remedy)
-        settings = late if name == "all" else listed[name]
-        before = [settings.pop(variant, None) for variant in (key, f"+{key}", f"++{key}")]
         if sign != "~" and value is None:
             raise UserError("override", change, "a step's setting is written <step>.<key>=<value>")
-        if sign != "~":
-            settings[sign + key] = value
-            named.add((name, key))
-        elif not any(before) and listed["all"].pop(key, None) is None:
+        removed = False
+        for step in meant:
+            settings = late if step == "all" else listed[step]
+            before = [settings.pop(variant, None) for variant in (key, f"+{key}", f"++{key}")]
+            removed |= any(before)
+            if sign != "~":
+                settings[sign + key] = value
+                named.add((step, key))
+        if sign == "~" and not removed and listed["all"].pop(key, None) is None:
             raise UserError(change, "", f"the step {name} does not set {key}")
     common = listed.pop("all")
     return {

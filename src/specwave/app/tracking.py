@@ -1,8 +1,8 @@
 """`logger=wandb`: a run on Weights & Biases, online, or in a folder for `wandb sync`.
 
-Of training it shows the rows of metrics.csv, which it writes too, and the drafters; of an evaluation its tables, plots
-and report. A run has an id of its own, kept in its folder: resuming joins the same run, and jobs of a sweep are runs
-beside each other in one group. Knows nothing about training or evaluating.
+Of training it shows the rows of metrics.csv, which it writes too, and the drafters; of a selection its sets and
+pictures; of an evaluation its tables, plots and report. A run has an id of its own, kept in its folder: resuming joins
+the same run, and jobs of a sweep are runs beside each other in one group. Knows nothing about what it shows.
 """
 
 from __future__ import annotations
@@ -102,14 +102,16 @@ class Tracker(CSVLogger):
         figures: Mapping[str, float],
         files: Sequence[Path],
         kind: str,
+        pictures: Mapping[str, Path] | None = None,
     ) -> None:
-        """What an evaluation found.
+        """What a selection or an evaluation found.
 
         Args:
             tables: by name, a header and rows.
             pages: by title, HTML that needs nothing beside itself.
             figures: the summary of the run, by which W&B sorts and compares runs.
             files: uploaded as one artefact of this `kind`.
+            pictures: by title, image files.
         """
         import wandb
 
@@ -120,6 +122,7 @@ class Tracker(CSVLogger):
         shown |= {
             f"plots/{title}": wandb.Html(page, inject=False, data_is_not_path=True) for title, page in pages.items()
         }
+        shown |= {f"plots/{title}": wandb.Image(str(path)) for title, path in (pictures or {}).items()}
         self.run.log(shown)
         self.run.summary.update(dict(figures))
         if self.artifacts:

@@ -28,7 +28,7 @@ from specwave.app.groups import (
     wanted_groups,
 )
 from specwave.app.hub import check_push, push
-from specwave.app.kangaroo import train_adapter
+from specwave.app.kangaroo import check_adapter, train_adapter
 from specwave.app.preflight import architecture, described, forecast, refuse, report
 from specwave.app.probe import check_task, train_probe
 from specwave.artifacts import UserError
@@ -54,6 +54,7 @@ class TrainConfig:
     logger: Any
     selection: Any = None  # null, a selection.json or its folder, or a list of these
     top: int = 1
+    skip: int | None = None
     groups: list[Any] | None = None
     task: Literal["train", "regenerate", "convert", "probe"] = "train"
     dry_run: bool = False
@@ -73,6 +74,10 @@ class TrainConfig:
             raise UserError("top", self.top, "must be ≥ 1: that many groups of the selection are trained")
         if self.top > 1 and self.selection is None and self.choose is None:
             raise UserError("top", self.top, "takes groups of a selection: add selection=<selection.json>")
+        if self.skip is not None and self.skip < 0:
+            raise UserError("skip", self.skip, "must be ≥ 0: that many groups of the selection are passed over")
+        if self.skip and self.selection is None:
+            raise UserError("skip", self.skip, "passes over groups of a selection: add selection=<selection.json>")
         if self.choose is not None and self.selection is not None:
             raise UserError("choose", "{…}", "takes the place of a selection: leave one of the two out")
         if self.groups == []:
@@ -122,13 +127,15 @@ def main(config: TrainConfig, run: Run) -> float | None:
         convert(config, run)
     elif config.task == "probe":
         train_probe(config, run)
-    elif isinstance(config.drafter, Kangaroo):
-        return train_adapter(config, run)
     elif config.dry_run:
+        if isinstance(config.drafter, Kangaroo):
+            check_adapter(config)
         arch = architecture(config.model)
         found = forecast(stand_in(config, arch.num_layers), arch)
         report(found, config, run.say)
         run.note(forecast=described(found))
+    elif isinstance(config.drafter, Kangaroo):
+        return train_adapter(config, run)
     else:
         return train(config, run)
     return None
@@ -143,7 +150,7 @@ def train(config: TrainConfig, run: Run) -> float | None:
     planned = forecast(config, architecture(config.model))
     for warning in refuse(planned, run.folder):
         run.say(f"warning: {warning}")
-    check_push(config.export, planned.names, run.main)
+    check_push(config.export, list(planned.sizes), run.main)
     target = replace(config.model, device=device).load()
     chosen, pictures = read_selections(config.selection, target)
     groups = wanted_groups(config, chosen, target.num_layers)

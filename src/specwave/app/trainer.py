@@ -24,6 +24,7 @@ from tqdm import tqdm
 from specwave.artifacts import UserError, drop_torn_line, reading, write_torch
 from specwave.data.world import Engine
 from specwave.target.load import ModelConfig, device_of
+from specwave.termination import end_on_terminate
 
 METRICS, EARLIER = "metrics.csv", "metrics.earlier.csv"
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
@@ -201,6 +202,9 @@ class Keeper(pl.Callback):
         self.path, self.every, self.stepped, self.saved, self.validated = path, every, stepped, saved, validated
         self.end, self.in_time, self.waiting = end, True, False
 
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        end_on_terminate(trainer)
+
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         self.stepped()
         step, last = trainer.global_step, trainer.global_step == trainer.max_steps
@@ -277,13 +281,23 @@ def end_others(trainer: pl.Trainer) -> None:
         other.wait()
 
 
-def open_logger(make: Callable[..., Any], folder: Path, step: int) -> Any:
-    """The logger in the run's folder; of an earlier attempt's metrics.csv the rows up to `step` are kept."""
+def open_logger(make: Callable[..., Any], folder: Path, step: int, validated: bool) -> Any:
+    """The logger in the run's folder; of an earlier attempt's metrics.csv the rows up to `step` are kept.
+
+    Args:
+        validated: whether the checkpoint of that step was taken behind its validation; else the validation is run again
+            and what it wrote goes.
+    """
+
+    def kept(row: dict[str, str]) -> bool:
+        again = int(row["step"]) == step and not validated
+        return int(row["step"]) <= step and not (again and _of_validation(row))
+
     path, earlier = folder / METRICS, folder / EARLIER
     if path.is_file() and not earlier.is_file():
         os.replace(path, earlier)  # Lightning's logger begins by removing what it finds
     with reading("resume", path, "remove the file, or choose another folder"):
-        rows = [row for row in _rows(earlier) if int(row["step"]) <= step]
+        rows = [row for row in _rows(earlier) if kept(row)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the folder is not empty: it is the run's
         logger = make(save_dir=str(folder))
@@ -310,6 +324,10 @@ def ended(logger: Any) -> Iterator[None]:
 def read_metrics(folder: Path) -> list[dict[str, float]]:
     """The rows of metrics.csv, empty fields left out; [] where there is none."""
     return [{key: float(value) for key, value in row.items() if value} for row in _rows(folder / METRICS)]
+
+
+def _of_validation(row: dict[str, str]) -> bool:
+    return any(value and key.rpartition("/")[2].startswith("val_") for key, value in row.items())
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

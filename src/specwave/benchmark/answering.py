@@ -12,7 +12,7 @@ import resource
 import sys
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from specwave.benchmark.answers import AnswerFile, Turn, failed_row, finished_ro
 from specwave.benchmark.exact import Comparison, TargetScorer, compare
 from specwave.benchmark.metrics import Verdict
 from specwave.benchmark.questions import Question
-from specwave.benchmark.rows import failed
+from specwave.benchmark.rows import failed, machine_of_row
+from specwave.benchmark.settings import machine_of
 from specwave.data.conversations import prompt_ids
 from specwave.decoding import Sampling, generate
 from specwave.target import Target
@@ -40,7 +41,7 @@ class Method:
     proposer: Any
     answers: AnswerFile
     layers: list[int] | None = None
-    rule: str | None = None
+    rules: tuple[str, ...] = ()
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Answerer:
         max_new_tokens: the limit per turn.
         sampling, batch_invariant: as in `generate`.
         repeat: how often every method answers a question; when sampling, with other noise each time.
+        machine: the mark of this one, noted with every answer.
     """
 
     target: Target
@@ -58,6 +60,10 @@ class Answerer:
     sampling: Sampling
     batch_invariant: bool = False
     repeat: int = 1
+    machine: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.machine = machine_of(self.target.device)
 
     # ---------------------------------------------------------------- answering
 
@@ -81,6 +87,15 @@ class Answerer:
             else:
                 continue
             raise UserError("resume", path, f"these are answers of another run ({wrong}): choose another folder")
+
+    def unpaired(self, methods: Sequence[Method]) -> set[Any]:
+        """Questions that another machine began and this one would end: a speedup of such a question would divide the
+        times of two machines."""
+        answered = [{row["question_id"]: machine_of_row(row) for row in method.answers.rows} for method in methods]
+        every = {name for rows in answered for name in rows}
+        begun = {name for name in every if any(name not in rows for rows in answered)}
+        foreign = {name for rows in answered for name, mark in rows.items() if mark not in (None, self.machine)}
+        return begun & foreign
 
     def model_id(self, method: Method) -> str:
         return f"{self.target.name}-{method.label}"
@@ -109,7 +124,7 @@ class Answerer:
                 made.append(turns)
                 peaks[name] = max(peaks.get(name, 0), peak)
                 if len(made) == self.repeat:
-                    method.answers.add(finished_row(question, name, made, peaks[name]))
+                    method.answers.add(finished_row(question, name, made, peaks[name], self.machine))
                     if hasattr(method.proposer, "flush"):
                         method.proposer.flush(method.answers.folder)
 

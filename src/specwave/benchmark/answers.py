@@ -3,12 +3,13 @@
     {"question_id", "category", "answer_id", "model_id",
      "choices": [{"index", "turns", "decoding_steps", "new_tokens", "wall_time", "accept_lengths"}], "tstamp",
      "specwave": {"tokens", "draft_levels", "prefill_seconds", "draft_seconds", "verify_seconds", "accept_seconds",
-                  "warmup_seconds", "sources", "peak_memory_bytes", "repetitions"}}
+                  "warmup_seconds", "sources", "peak_memory_bytes", "machine", "repetitions"}}
 
 Lists have an entry per turn, but `accept_lengths` and `draft_levels` are flat over the turns, an entry per round. A
 question that was answered n times has n choices. `specwave` is ours, kept apart; its lists are those of the first
 choice, `repetitions` holds those of the others. A question that failed has no choices and `"specwave": {"error",
-"traceback"}`. `sources` is there where a method has several sources of drafts.
+"traceback"}`. `sources` is there where a method has several sources of drafts. `machine` says on whose clock the
+seconds are (`settings.machine_of`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import time
 import traceback
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from specwave.artifacts import (
     write_json,
     write_text,
 )
+from specwave.benchmark.measures import TALLIED
 from specwave.benchmark.questions import Question
 from specwave.benchmark.rows import failed, repetitions
 
@@ -61,13 +63,17 @@ SECONDS = ("prefill_seconds", "draft_seconds", "verify_seconds", "accept_seconds
 
 
 def finished_row(
-    question: Question, model_id: str, answered: Sequence[Sequence[Turn]], peak_memory: int | None
+    question: Question,
+    model_id: str,
+    answered: Sequence[Sequence[Turn]],
+    peak_memory: int | None,
+    machine: str | None = None,
 ) -> dict[str, Any]:
     """The line of a question that was answered once or several times."""
     choices = [_choice(index, turns) for index, turns in enumerate(answered)]
     first, *others = map(_own, answered)
     more = {"repetitions": others} if others else {}
-    return _row(question, model_id, choices, {**first, "peak_memory_bytes": peak_memory, **more})
+    return _row(question, model_id, choices, {**first, "peak_memory_bytes": peak_memory, "machine": machine, **more})
 
 
 def _choice(index: int, turns: Sequence[Turn]) -> dict[str, Any]:
@@ -136,6 +142,9 @@ class AnswerFile:
             self._take_up(path)
         if not self.part:
             write_json(self.folder / "settings.json", self.settings)
+        self._open()
+
+    def _open(self) -> None:
         name = "answers.jsonl" if self.part is None else f"answers.{self.part}.jsonl"
         self._stream = open(self.folder / name, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run lasts
 
@@ -161,6 +170,15 @@ class AnswerFile:
         """On disk when this returns."""
         append_line(self._stream, row)
         self.rows.append(row)
+
+    def forget(self, names: Collection[Any]) -> None:
+        """Drops the answers to these questions, which then wait again. Only before anything is added, by any part."""
+        self.rows = [row for row in self.rows if row["question_id"] not in names]
+        path, kept = self.folder / "answers.jsonl", self.done
+        known = _read_lines(path)
+        write_text(path, _joined({name: entry for name, entry in known.items() if entry[1]["question_id"] in kept}))
+        self._stream.close()
+        self._open()
 
     def close(self) -> None:
         self._stream.close()
@@ -256,6 +274,8 @@ def _own_problem(row: dict[str, Any]) -> str | None:
     peak, others = own.get("peak_memory_bytes"), own.get("repetitions", [])
     if peak is not None and not _is_count(peak):
         return "specwave.peak_memory_bytes must be a number"
+    if not isinstance(own.get("machine") or "", str):
+        return "specwave.machine must be a text"
     if not isinstance(others, list) or not all(isinstance(other, dict) for other in others):
         return "specwave.repetitions must be a list of objects"
     if len(others) != len(row["choices"]) - 1:
@@ -288,6 +308,18 @@ def _noted_problem(choice: dict[str, Any], noted: dict[str, Any]) -> str | None:
         values = noted.get(name, [0.0] * len(texts))
         if not isinstance(values, list) or len(values) != len(texts) or not all(map(_is_count, values)):
             return f"specwave.{name} must have a number of seconds for every turn"
+    return _sources_problem(noted["sources"], len(texts)) if "sources" in noted else None
+
+
+def _sources_problem(sources: Any, turns: int) -> str | None:
+    if not isinstance(sources, list) or len(sources) != turns:
+        return "specwave.sources must hold an account for every turn"
+    for account in sources:
+        tallies = list(account.values()) if isinstance(account, dict) else [None]
+        if not all(
+            isinstance(tally, dict) and all(_is_count(tally.get(name)) for name in TALLIED) for tally in tallies
+        ):
+            return f"a source in specwave.sources must have numbers for {', '.join(TALLIED)}"
     return None
 
 

@@ -42,7 +42,7 @@ def contrasts(results: Sequence[Result], labels: Sequence[str]) -> list[Contrast
     groups: dict[str, list[tuple[str, Result]]] = {}
     for label, result in zip(labels, results, strict=True):
         if result.content["method"] != "autoregressive" and result.content.get("per_question"):
-            groups.setdefault(repr(_asked(result)), []).append((label, result))
+            groups.setdefault(repr(asked(result)), []).append((label, result))
     found = []
     for group in groups.values():
         sums = {one: Sums.of(result.content["per_question"]) for one, result in group}
@@ -59,10 +59,11 @@ def alike(first: Result, second: Result) -> bool:
     return all(one == other or None in (one, other) for one, other in pairs)
 
 
-def _asked(result: Result) -> list[Any]:
+def asked(result: Result) -> list[Any]:
+    """What two results must have in common to be compared: target, limit, sampling, questions."""
     settings, benchmark = result.settings, result.settings.get("benchmark")
-    asked = benchmark.get("fingerprint") if isinstance(benchmark, dict) else None
-    return [settings.get("fingerprint"), settings.get("max_new_tokens"), settings.get("sampling"), asked]
+    questions = benchmark.get("fingerprint") if isinstance(benchmark, dict) else None
+    return [settings.get("fingerprint"), settings.get("max_new_tokens"), settings.get("sampling"), questions]
 
 
 def _pairs(group: Sequence[tuple[str, Result]]) -> list[tuple[tuple[str, Result], tuple[str, Result]]]:

@@ -42,6 +42,11 @@ DEFINITIONS: dict[str, str] = {
     "levels, which for chains is vLLM's draft acceptance rate. A tree counts as deep as its deepest draft might be, "
     "its levels; an accepted path that ends at a leaf above them counts as a rejection below. In the round that "
     "ends an answer the last token counts as the target's own. null where nothing was drafted.",
+    "sources": "by source of drafts (a copy, the drafter, an arm; plain is nobody): `rounds` it drafted for and their "
+    "`share` of all, for a copy its trigger rate; `hits`, those in which one of its drafts was accepted at least, and "
+    "`in_vain`, the share of the others, for a copy its false-trigger rate; `drafted` and `accepted` tokens, also "
+    "`_a_round` of its own; `draft_seconds` spent on asking it, in rounds of others too; `seconds` of its rounds, "
+    "prefill not counted. null for methods with one source that keep no account.",
     "time": "seconds of all turns by phase; they add up to wall_time. prefill: the prompt without its last token, "
     "and what the method does with it; draft: proposing and observing; verify: the target's forwards over root and "
     "drafts; accept: choosing tokens, committing, rolling back; other: the rest.",
@@ -49,6 +54,13 @@ DEFINITIONS: dict[str, str] = {
     "remains / rounds (the mean wait between two pieces of text), `token` wall_time / tokens.",
     "repetitions": "with repeat > 1, tokens_per_second and speedup of every repetition by itself, and the 95 % "
     "intervals of their means by Student's t: what timing noise alone does. null for one repetition.",
+    "machines": "marks of the machines on which the answers were timed, hashes of name and device. Of more than one, "
+    "tokens_per_second mixes their clocks; each question was answered by all methods and by plain decoding on one of "
+    "them, unless the baseline is an earlier run's.",
+    "drafter": "parameters: the floating-point numbers of its file; bytes: of all its tensors as stored, vocabulary "
+    "map included. Not counted: the layer of zeros with which a drafter of one layer is padded for engines, and what "
+    "it shares with the target (the embedding). null without a drafter.",
     "per_question": "the sums behind the figures, a record per answered question; plain_tokens and plain_seconds "
-    "are plain decoding's on the same question. Paired comparisons of methods are made from these.",
+    "are plain decoding's on the same question, draft_seconds the time of drafting. Paired comparisons of methods are "
+    "made from these.",
 }

@@ -77,13 +77,13 @@ class Asked:
     answer: str
 
 
-def logbook(seed: int, count: int) -> list[Entry]:
-    """`count` entries; a longer logbook of the same seed begins with a shorter one."""
+def logbook(seed: int, count: int, terse: bool = False) -> list[Entry]:
+    """`count` entries; a longer logbook of the same seed begins with a shorter one. Terse entries state facts alone."""
     draw = random.Random(f"logbook {seed}")
-    return [_entry(draw, number) for number in range(count)]
+    return [_entry(draw, number, terse) for number in range(count)]
 
 
-def _entry(draw: random.Random, number: int) -> Entry:
+def _entry(draw: random.Random, number: int, terse: bool) -> Entry:
     when = FIRST_DAY + timedelta(days=number)
     day = f"{when.day} {MONTHS[when.month - 1]} {when.year}"
     boat, captain, cargo = draw.choice(BOATS), draw.choice(CAPTAINS), draw.choice(CARGOES)
@@ -93,7 +93,8 @@ def _entry(draw: random.Random, number: int) -> Entry:
         f"The {boat}, under Captain {captain}, sailed from {start} to {end} with {passengers} passengers "
         f"and {crates} crates of {cargo}."
     )
-    text = f"{day}. {sailing} {draw.choice(WEATHER)} {draw.choice(EVENTS)}"
+    passing = f" {draw.choice(WEATHER)} {draw.choice(EVENTS)}"  # drawn in any case: the facts stay the same
+    text = f"{day}. {sailing}{'' if terse else passing}"
     return Entry(day, boat, captain, start, end, passengers, crates, cargo, text)
 
 

@@ -1,10 +1,12 @@
-"""From the `checkpoint` key to drafter folders, with a label and the rule that chose their layers."""
+"""From the `checkpoint` key to drafter folders, with a label and the rules that choose their layers."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +22,20 @@ class DrafterFolder:
     path: Path
     label: str
     layers: list[int]
-    rule: str | None
+    rules: tuple[str, ...]
     method: str = "eagle3"
 
 
-def find_drafters(checkpoint: str | Sequence[str] | None) -> list[DrafterFolder]:
+def find_drafters(
+    checkpoint: str | Sequence[str] | None, rules: Mapping[str, str | Sequence[str]] | None = None
+) -> list[DrafterFolder]:
     """The drafters that `checkpoint` names: drafter folders, or training runs (every drafter in their `drafters/`).
 
+    Args:
+        rules: by label, what to call the rules that choose a drafter's layers, in place of what its card says.
+
     Raises:
-        UserError: for an entry that is neither.
+        UserError: for an entry that is neither; rules of a drafter that is not among them.
     """
     entries = [] if checkpoint is None else [checkpoint] if isinstance(checkpoint, str) else list(checkpoint)
     if checkpoint is not None and not entries:
@@ -42,12 +49,50 @@ def find_drafters(checkpoint: str | Sequence[str] | None) -> list[DrafterFolder]
         card = read_json(path / "card.json", "checkpoint") if (path / "card.json").is_file() else {}
         with reading("checkpoint", path / "card.json", "export the drafter again"):
             layers, rule = [layer for layer in card.get("layers") or [] if isinstance(layer, int)], rule_of(card)
+            own = (rule,) if rule else ()
         switches = card.get("switches")
         label = group_name(layers, switches if isinstance(switches, dict) else None) if layers else path.name
         same = sum(other.label == label or other.label.startswith(f"{label}_") for other in found)
         method = str(card.get("method", "eagle3"))
-        found.append(DrafterFolder(path, f"{label}_{same + 1}" if same else label, layers, rule, method))
-    return found
+        found.append(DrafterFolder(path, f"{label}_{same + 1}" if same else label, layers, own, method))
+    return _renamed(found, rules or {})
+
+
+def _renamed(drafters: Sequence[DrafterFolder], rules: Mapping[str, Any]) -> list[DrafterFolder]:
+    labels = [drafter.label for drafter in drafters]
+    given: dict[str, tuple[str, ...]] = {}
+    for label, named in rules.items():
+        if label not in labels:
+            there = f"there are {', '.join(labels)}" if labels else "checkpoint names none"
+            raise UserError("rules", label, f"no drafter has this label; {there}")
+        texts = [named] if isinstance(named, str) else named
+        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
+            raise UserError(f"rules.{label}", named, "give the name of a rule, or a list of names")
+        given[label] = tuple(texts)
+    return [replace(drafter, rules=given.get(drafter.label, drafter.rules)) for drafter in drafters]
+
+
+def size_of(folder: Path) -> dict[str, int] | None:
+    """`parameters` and `bytes` of a drafter, from the header of its file: nothing is loaded. None without a file.
+
+    Engines read one-layer drafters as of two layers, one of them with zeros in `fc`: that one is not counted.
+    """
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        return None
+    with reading("checkpoint", path, "export the drafter again"), open(path, "rb") as stream:
+        tensors = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        tensors.pop("__metadata__", None)
+        padded = read_json(folder / "card.json", "checkpoint").get("padding_layer") is not None
+        parameters = stored = 0
+        for name, tensor in tensors.items():
+            if padded and name.startswith("fc_norm.1."):
+                continue
+            half = 2 if padded and name == "fc.weight" else 1
+            begin, end = tensor["data_offsets"]
+            stored += (end - begin) // half
+            parameters += math.prod(tensor["shape"]) // half if "F" in tensor["dtype"] else 0
+    return {"parameters": parameters, "bytes": stored}
 
 
 def builtin_drafter(fingerprint: str, method: str = "eagle3") -> str | None:

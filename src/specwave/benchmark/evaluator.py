@@ -7,11 +7,10 @@ file of its own, merged when all are done. Within a device the order of methods 
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 
 import pytorch_lightning as pl
@@ -20,6 +19,7 @@ from tqdm import tqdm
 
 from specwave.benchmark.answering import Answerer, Method
 from specwave.benchmark.questions import Question
+from specwave.termination import end_on_terminate
 
 LONGEST = timedelta(days=7)  # a device that is done waits for the others
 
@@ -38,10 +38,20 @@ class Share:
 
 
 class Evaluator(pl.LightningModule):
-    """Answers what is not answered yet. A batch is the place of one question."""
+    """Answers what is not answered yet. A batch is the place of one question.
 
-    def __init__(self, answerer: Answerer, methods: Sequence[Method], questions: Sequence[Question]):
+    Once the clock stands at `end` (of `time.monotonic()`; None: never) no question is begun any more.
+    """
+
+    def __init__(
+        self,
+        answerer: Answerer,
+        methods: Sequence[Method],
+        questions: Sequence[Question],
+        end: float | None = None,
+    ):
         super().__init__()
+        self.end = end
         self.answerer, self.methods, self.questions = answerer, list(methods), list(questions)
         self.allow_zero_length_dataloader_with_multiple_devices = True
 
@@ -69,6 +79,8 @@ class Evaluator(pl.LightningModule):
                 self.answerer.warm_up(method)
 
     def predict_step(self, number: int, batch_idx: int = 0) -> int:
+        if self.end is not None and monotonic() > self.end:
+            return number
         question = self.questions[number]
         self.progress.set_postfix_str(question.category, refresh=False)
         self.answerer.answer_all(self.methods, question, number)
@@ -80,8 +92,8 @@ class Evaluator(pl.LightningModule):
 
 
 def predict(evaluator: Evaluator, devices: int = 1) -> None:
-    """Answers all questions; returns when every device is done. On each device but the first the answers are then the
-    first's to read.
+    """Answers all questions, or those that time allows; returns when every device is done. On each device but the
+    first the answers are then the first's to read.
 
     Raises:
         KeyboardInterrupt, SystemExit: when the user or the system ends the run.
@@ -120,17 +132,3 @@ def _predict(evaluator: Evaluator, devices: int) -> None:
                 raise KeyboardInterrupt from None
             raise
         trainer.strategy.barrier("answers")
-
-
-def end_on_terminate(trainer: pl.Trainer) -> None:
-    """SIGTERM ends the run and its further processes at once. Lightning's own handler would only take a note, which its
-    prediction loop never reads; Lightning puts the earlier handler back when it is done."""
-
-    def end(signum: int, _: Any) -> None:
-        launcher = trainer.strategy.launcher
-        if launcher is not None:
-            launcher.kill(signum)
-        raise SystemExit(128 + signum)
-
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, end)

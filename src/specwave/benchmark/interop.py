@@ -34,7 +34,14 @@ def load_all(entries: Sequence[str], key: str = "report") -> list[Result]:
             found.append(_as_result(path, files[path], plain))
         else:
             found += load_run(entry, key)
-    return found
+    return [result for place, result in enumerate(found) if not _shown(result, found[:place])]
+
+
+def _shown(result: Result, earlier: Sequence[Result]) -> bool:
+    """Whether it is plain decoding as an earlier run measured it, from which `baseline=` took it up."""
+    content = result.content
+    same = (other for other in earlier if other.content["method"] == content["method"] == "autoregressive")
+    return any(other.content["overall"] == content["overall"] and other.settings == result.settings for other in same)
 
 
 def _is_plain(rows: Sequence[dict[str, Any]]) -> bool:

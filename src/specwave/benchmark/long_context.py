@@ -18,7 +18,8 @@ from specwave.benchmark.questions import Question, check_sha256, choose
 from specwave.data.conversations import Speaker, prompt_ids
 
 TASKS = ("summarization", "reasoning")
-SHORTEST, LONGEST = 256, 1 << 20  # tokens of a prompt
+SHORTEST, LONGEST = 128, 1 << 20  # tokens of a prompt
+TERSE = 256  # logbooks of shorter prompts leave out what counts for nothing: else hardly an entry would fit
 SHORT_BY = 0.1  # a report may leave so much of a prompt's length unused; a shorter one is passed over
 SUMMARISE = "Summarise the following document in one paragraph of at most 150 words.\n\n{}\n\nSummary:"
 REASON = "Read the following document, then answer the question below it.\n\n{}\n\nQuestion: {} Reason step by step."
@@ -159,9 +160,10 @@ def longest(size: Callable[[int], int], limit: int, step: float, start: int) -> 
 
 def logbook_prompt(task: str, length: int, seed: int, count: Callable[[str], int]) -> tuple[str, str | None]:
     """(a prompt of at most `length` tokens, the answer to its question; None for a summary)."""
-    sample = logbook(seed, 20)
+    terse = length < TERSE
+    sample = logbook(seed, 20, terse)
     step = (count(document(sample)) - count(document(sample[:10]))) / 10
-    entries = logbook(seed, int(2 * length / step) + 2)
+    entries = logbook(seed, int(2 * length / step) + 2, terse)
 
     def prompt(number: int, filler: int = 0) -> tuple[str, str | None]:
         held = entries[:number]

@@ -17,6 +17,7 @@ Row = Mapping[str, Any]
 POSITIONS = 64  # drafts of one round at most
 PERCENTILES = (50, 90, 99)
 PHASES = ("prefill", "draft", "verify", "accept", "other")
+TALLIED = ("rounds", "hits", "drafted", "accepted", "draft_seconds", "seconds")  # of every source of drafts
 
 
 def sums(row: Row) -> tuple[int, int, int, float]:
@@ -45,11 +46,19 @@ def per_question(rows: Sequence[Row], plain: Mapping[Any, Row]) -> list[dict[str
                 "rounds": rounds,
                 "accepted": accepted,
                 "seconds": seconds,
+                "draft_seconds": _drafting(row),
                 "plain_tokens": None if base is None else base[0],
                 "plain_seconds": None if base is None else base[3],
             }
         )
     return found
+
+
+def _drafting(row: Row) -> float | None:
+    """Seconds of proposing and observing, all repetitions together; None where they were not noted."""
+    noted = [own.get("draft_seconds") for _, own in repetitions(row)]
+    known = [sum(own) for own in noted if own is not None]
+    return float(sum(known)) if len(known) == len(noted) else None
 
 
 # ---------------------------------------------------------------- acceptance by position
@@ -129,6 +138,31 @@ def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
         return None
     found = np.percentile(np.asarray(values, float), PERCENTILES)
     return {f"p{percent}": float(value) for percent, value in zip(PERCENTILES, found, strict=True)}
+
+
+# ---------------------------------------------------------------- sources of drafts
+
+
+def sources(rows: Sequence[Row]) -> dict[str, dict[str, float]] | None:
+    """By source of drafts its tallies, summed; its `share` of all rounds; of its own rounds the share `in_vain`, with
+    nothing accepted, and the mean of what was drafted and accepted. None where no row has an account (`Turn.sources`).
+    Sources that drafted for no round are left out."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        for _, noted in repetitions(row):
+            for tallies in noted.get("sources") or []:
+                for source, tally in tallies.items():
+                    own = found.setdefault(source, dict.fromkeys(TALLIED, 0))
+                    for name in TALLIED:
+                        own[name] += tally[name]
+    rounds = sum(own["rounds"] for own in found.values())
+    return {
+        source: own
+        | {"share": own["rounds"] / rounds, "in_vain": 1 - own["hits"] / own["rounds"]}
+        | {f"{name}_a_round": own[name] / own["rounds"] for name in ("drafted", "accepted")}
+        for source, own in found.items()
+        if own["rounds"]
+    } or None
 
 
 # ---------------------------------------------------------------- repetitions

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specwave.benchmark.bootstrap import interval, quotient, ratio_interval, resampled
-from specwave.benchmark.measures import acceptance, latency, per_question, repeated, time_split
+from specwave.benchmark.measures import acceptance, latency, per_question, repeated, sources, time_split
 from specwave.benchmark.questions import CATEGORIES, SUBTASKS
 from specwave.benchmark.rows import failed
 
@@ -66,6 +66,7 @@ def block(
         "near_ties": sum(ties) if ties else None,
         "intervals": intervals(each, shared),
         "acceptance": acceptance(finished),
+        "sources": sources(finished),
         "time": time_split(finished),
         "latency": latency(finished),
         "repetitions": repeated(finished, plain),

@@ -1,5 +1,5 @@
 """The layout of the papers' tables: a row per method and layers, a column per category and their average, in blocks of
-nodes × temperature; beside it how sure the figures are, which the papers do not say.
+nodes × temperature; beside it how sure the figures are and who drafted, which the papers do not say.
 """
 
 from __future__ import annotations
@@ -7,10 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from specwave.benchmark import accounts
 from specwave.benchmark.comparisons import Contrast, contrasts
 from specwave.benchmark.results import Result
-from specwave.benchmark.tables import Cell, Table, answered, names, setting, summary, varying
+from specwave.benchmark.seed_tables import over_seeds_table
+from specwave.benchmark.tables import Cell, Table, answered, names, ranged, setting, summary, varying
 
+ONE_DRAFTER = "Rows of one method with the same layers are one drafter, measured once: several rules choose its layers."
 OWN = ("sampling.temperature", "decoding.total_token")  # what blocks are made of is no column
 FIGURES = (  # figure, title, decimals, plain decoding included
     ("tau", "τ (tokens per verification) by category", 2, False),
@@ -58,9 +61,14 @@ def _heading(heat: Any, count: int) -> str:
     return f"{count} nodes, T = {heat:g}" if count else f"T = {heat:g}"
 
 
-def by_category(results: Sequence[Result], figure: str, title: str, digits: int) -> Table:
+def by_category(results: Sequence[Result], figure: str, title: str, digits: int, printed: bool = False) -> Table:
     """One figure per method and category; then the mean of the categories, each alike, and the figure over all
-    questions. In blocks, where there are several."""
+    questions. In blocks, where there are several.
+
+    Args:
+        printed: as papers have it, a row for each rule that chooses a drafter's layers; and with the interval of the
+            figure over all questions.
+    """
     extra = {key: name for key, name in varying(results).items() if key not in OWN}
     shown, rows, headings = answered(results), list[list[Cell]](), dict[int, str]()
     parts = blocks(results)
@@ -72,9 +80,15 @@ def by_category(results: Sequence[Result], figure: str, title: str, digits: int)
             known = [value for value in values if value is not None]
             average = sum(known) / len(known) if known and len(known) == len(values) else None
             own = [setting(result, dotted) for dotted in extra]
-            rows.append([*names(result), *own, *values, average, result.content["overall"][figure]])
-    header = ["method", "layers", "rule", *extra.values(), *shown, "average", "overall"]
-    return Table(title, header, rows, [digits] * len(header), names=3 + len(extra), blocks=headings)
+            overall = result.content["overall"]
+            spread = [_range((overall.get("intervals") or {}).get(figure), digits)] if printed else []
+            method, layers, rule = names(result)
+            chosen: list[Cell] = [*result.rules] if printed and result.rules else [rule]
+            for one in chosen:
+                rows.append([method, layers, one, *own, *values, average, overall[figure], *spread])
+    header = ["method", "layers", "rule", *extra.values(), *shown, "average", "overall", *["95 %"] * printed]
+    note = ONE_DRAFTER if printed and any(len(result.rules) > 1 for result in results) else ""
+    return Table(title, header, rows, [digits] * len(header), names=3 + len(extra), blocks=headings, note=note)
 
 
 def tables(results: Sequence[Result], certain: Sequence[Table]) -> list[Table]:
@@ -82,13 +96,14 @@ def tables(results: Sequence[Result], certain: Sequence[Table]) -> list[Table]:
     found = [summary(results)]
     for figure, title, digits, with_plain in FIGURES:
         shown = results if with_plain else [result for result in results if not is_plain(result)] or results
-        found.append(by_category(shown, figure, title, digits))
+        found.append(by_category(shown, figure, title, digits, printed=True))
     return [*found, *certain]
 
 
 def certainty(results: Sequence[Result], labels: Sequence[str]) -> list[Table]:
-    """How sure the figures are, and which differences between methods are."""
-    return [spread(results, labels), *differences(results, labels)]
+    """How sure the figures are, and which differences between methods are; who drafted, where that is known."""
+    found = [spread(results, labels), *differences(results, labels), *over_seeds_table(results)]
+    return [*found, *accounts.tables(results, labels)]
 
 
 def spread(results: Sequence[Result], labels: Sequence[str]) -> Table:
@@ -119,14 +134,6 @@ def spread(results: Sequence[Result], labels: Sequence[str]) -> Table:
     )
 
 
-def ranged(value: float | None, interval: Sequence[float] | None, digits: int) -> str | None:
-    """1.35 [1.31, 1.40]"""
-    if value is None:
-        return None
-    low_high = "" if interval is None else f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
-    return f"{value:.{digits}f}{low_high}"
-
-
 def differences(results: Sequence[Result], labels: Sequence[str]) -> list[Table]:
     """Method against method over the same questions; [] where no two can be compared."""
     found = contrasts(results, labels)
@@ -150,8 +157,8 @@ def differences(results: Sequence[Result], labels: Sequence[str]) -> list[Table]
     return [Table(title, header, rows, [0] * len(header))]
 
 
-def _range(interval: Sequence[float] | None) -> str | None:
-    return None if interval is None else f"[{interval[0]:.3f}, {interval[1]:.3f}]"
+def _range(interval: Sequence[float] | None, digits: int = 3) -> str | None:
+    return None if interval is None else f"[{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
 
 
 def sure(one: Contrast) -> str:

@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from specwave import __version__
 from specwave.artifacts import write_text
-from specwave.benchmark import paper, tables, writers
+from specwave.benchmark import paper, sizes, tables, writers
 from specwave.benchmark.diagrams import Point, positions, scatter, stacks
 from specwave.benchmark.exhibits import pictures, training_curves
 from specwave.benchmark.figures import Plot, dots
@@ -23,12 +23,17 @@ from specwave.benchmark.svg import SQUARE, colour, shape
 def write_report(folder: Path, results: Sequence[Result]) -> Path:
     """Writes report.html and table.md/.tex/.csv of these results (plain decoding first) into `folder`."""
     labels = unique_labels(results)
-    certain = paper.certainty(results, labels)
+    certain = certainty(results, labels)
     write_text(folder / "table.md", writers.markdown(paper.tables(results, certain)))
     write_text(folder / "table.tex", writers.latex(paper.tables(results, certain)))
     write_text(folder / "table.csv", writers.as_csv(results))
     write_text(folder / "report.html", render(results, certain))
     return folder / "report.html"
+
+
+def certainty(results: Sequence[Result], labels: Sequence[str]) -> list[tables.Table]:
+    """The tables with intervals, which take a while: how sure figures are, differences, drafters by their layers."""
+    return [*paper.certainty(results, labels), *sizes.table(results, labels)]
 
 
 @dataclass(frozen=True)
@@ -39,10 +44,11 @@ class Shown:
     header: list[str]
     body: list[list[str]]
     right: list[bool]
+    note: str
 
 
 def shown(table: tables.Table) -> Shown:
-    return Shown(table.title, table.header, writers.cells(table), writers.numeric(table))
+    return Shown(table.title, table.header, writers.cells(table), writers.numeric(table), table.note)
 
 
 @lru_cache
@@ -62,7 +68,7 @@ def render(results: Sequence[Result], certain: Sequence[tables.Table] | None = N
     """The page as text.
 
     Args:
-        certain: what `paper.certainty` gave for these results, where that was asked before.
+        certain: what `certainty` gave for these results, where that was asked before.
     """
     labels = unique_labels(results)
     methods = methods_of(results, labels)
@@ -102,7 +108,7 @@ def page_tables(results: Sequence[Result], certain: Sequence[tables.Table] | Non
     table of its own for each block of nodes and temperature."""
     labels = unique_labels(results)
     named = {id(result): label for result, label in zip(results, labels, strict=True)}
-    found = [tables.summary(results), *(paper.certainty(results, labels) if certain is None else certain)]
+    found = [tables.summary(results), *(certainty(results, labels) if certain is None else certain)]
     for figure, title, digits, with_plain in paper.FIGURES:
         of = [result for result in results if with_plain or not paper.is_plain(result)]
         parts = paper.blocks(of)  # without any method there is nothing to say of τ and speedup: both are 1
@@ -134,16 +140,22 @@ def divergence_table(results: Sequence[Result], labels: Sequence[str]) -> tables
 
 
 def unique_labels(results: Sequence[Result]) -> list[str]:
-    """A label per result; equal ones are told apart by the settings in which they differ, or numbered."""
+    """A label per result; equal ones are told apart by their methods, by the settings in which they differ, or numbered
+    among each other."""
     labels = []
     for result in results:
-        rule = result.content.get("rule")
+        rule, method = ", ".join(result.rules), result.content["method"]
         label = "plain" if paper.is_plain(result) else result.label
         label = f"{label} ({rule})" if rule else label
         same = [other for other in results if other.label == result.label]
-        told = {name: tables.setting(result, dotted) for dotted, name in tables.varying(same).items()}
+        alike = [other for other in same if other.content["method"] == method]
+        label = label if len(alike) == len(same) else f"{tables.METHODS.get(method, method)} {label}"
+        told = {name: tables.setting(result, dotted) for dotted, name in tables.varying(alike).items()}
         labels.append(", ".join([label, *(f"{name} {value}" for name, value in told.items() if value is not None)]))
-    return [label if labels.count(label) == 1 else f"{label} #{index + 1}" for index, label in enumerate(labels)]
+    return [
+        label if labels.count(label) == 1 else f"{label} #{labels[: place + 1].count(label)}"
+        for place, label in enumerate(labels)
+    ]
 
 
 def headline(methods: Sequence[Result], labels: Sequence[str]) -> str:
@@ -199,6 +211,7 @@ def plots(results: Sequence[Result], labels: Sequence[str]) -> list[Plot]:
         if any(value is not None for column in values.values() for value in column):
             found.append(dots(title, unit, rows, values, one))
     found += [] if alone else _tradeoffs(methods)
+    found += sizes.plot(list(methods.values()), list(methods))
     split = {
         label: {name: 1000 * seconds / tokens for name, seconds in time.items()}
         for label, result in zip(labels, results, strict=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 from specwave.artifacts import SCHEMA, UserError, read_json, reading, write_json
 from specwave.benchmark.definitions import DEFINITIONS
-from specwave.benchmark.measures import per_question
+from specwave.benchmark.measures import TALLIED, per_question
 from specwave.benchmark.metrics import Verdict, block, blocks
-from specwave.benchmark.rows import failed
+from specwave.benchmark.rows import failed, machines
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ def build_results(
     divergences: list[dict[str, Any]],
     settings: dict[str, Any],
     layers: list[int] | None = None,
-    rule: str | None = None,
+    rules: Sequence[str] = (),
+    drafter: dict[str, int] | None = None,
 ) -> dict[str, Any]:
     """The content of results.json.
 
@@ -42,7 +43,8 @@ def build_results(
         verdicts: by question id; None when sampling.
         divergences: where outputs left the target's own, with gaps.
         settings: the run's and the method's settings.
-        layers, rule: what the drafter reads and the rule that chose it.
+        layers, rules: what the drafter reads and the rules that choose it.
+        drafter: its parameters and bytes (`drafters.size_of`).
     """
     ties = 0 if settings.get("dtype") == "float32" else None
     itself = None if verdicts is None else {row["question_id"]: Verdict(True, ties) for row in baseline.rows}
@@ -54,9 +56,13 @@ def build_results(
         "method": method,
         "label": label,
         "layers": layers,
-        "rule": rule,
+        "rule": ", ".join(rules) or None,
+        "rules": list(rules),
+        "drafter": drafter,
         **blocks(rows, baseline.rows, verdicts),
-        "baseline": {"method": "autoregressive", "source": baseline.source, **plain},
+        "baseline": {"method": "autoregressive", "source": baseline.source, **plain}
+        | {"machines": machines(baseline.rows)},
+        "machines": machines(finished),
         "per_question": per_question(finished, by_id),
         "definitions": DEFINITIONS,
         "settings": settings,
@@ -77,6 +83,16 @@ class Result:
     @property
     def label(self) -> str:
         return self.content.get("label") or self.content["method"]
+
+    @property
+    def rules(self) -> list[str]:
+        """The rules that choose its drafter's layers; files of earlier versions know of one."""
+        rule = self.content.get("rule")
+        return self.content.get("rules") or ([rule] if rule else [])
+
+    @property
+    def machines(self) -> list[str]:
+        return self.content.get("machines") or []
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -111,6 +127,7 @@ def load_results(path: Path, key: str) -> Result:
 
 
 LARGEST = 1e300
+ACCOUNT = (*TALLIED, "share", "in_vain", "drafted_a_round", "accepted_a_round")  # of every source
 _FIGURES = ("tau", "tokens", "rounds", "tokens_per_second", "speedup", "exact_match_rate", "near_ties")
 
 
@@ -118,8 +135,13 @@ def _check_blocks(content: dict[str, Any]) -> None:
     """Tables and pages read these figures: numbers or null everywhere; what older files lack may be absent."""
     if not isinstance(content["method"], str) or not isinstance(content.get("label") or "", str):
         raise ValueError("method and label are texts")
-    if not isinstance(content.get("layers") or [], list):
-        raise ValueError("layers is no list")
+    layers = content.get("layers") or []
+    if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
+        raise ValueError("layers is no list of whole numbers")
+    for name in ("rules", "machines"):
+        texts = content.get(name) or []
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{name} is no list of texts")
     for part in (
         content["overall"],
         content["baseline"],
@@ -128,6 +150,9 @@ def _check_blocks(content: dict[str, Any]) -> None:
     ):
         for name in _FIGURES:
             _number(part[name], name)
+        for name in ("tokens", "rounds"):  # figures are divided by them
+            if part[name] is not None and type(part[name]) is not int:
+                raise ValueError(f"{name} is no whole number")
         for name in ("questions", "failed", "tau_per_question", "speedup_per_question"):
             _number(part.get(name), name)
         _check_nested(part)
@@ -146,6 +171,12 @@ def _check_blocks(content: dict[str, Any]) -> None:
                 raise ValueError(f"{name} of a question is null")
         for name in ("tau", "tokens", "rounds", "accepted", "seconds", "plain_tokens", "plain_seconds"):
             _number(record[name], name)
+        _number(record.get("draft_seconds"), "draft_seconds")
+    size = content.get("drafter") or {"parameters": 0, "bytes": 0}
+    for name in ("parameters", "bytes"):
+        if size[name] is None:
+            raise ValueError(f"{name} of the drafter is null")
+        _number(size[name], name)
     for entry in content.get("divergences", []):
         if not {"question_id", "near_tie"} <= entry.keys():
             raise ValueError("a divergence names question_id and near_tie")
@@ -167,6 +198,11 @@ def _check_nested(part: dict[str, Any]) -> None:
         if seconds is None:
             raise ValueError(f"{name} is null")
         _number(seconds, name)
+    for source, own in (part.get("sources") or {}).items():
+        for name in ACCOUNT:
+            if own[name] is None:
+                raise ValueError(f"{name} of {source} is null")
+            _number(own[name], name)
     for value in (part.get("acceptance") or {"conditional": []})["conditional"]:
         _number(value, "conditional")
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 
 def failed(row: Mapping[str, Any]) -> bool:
     return bool(row.get("specwave", {}).get("error"))
+
+
+def machine_of_row(row: Mapping[str, Any]) -> str | None:
+    """On whose clock its seconds are; None where the file does not say."""
+    return row.get("specwave", {}).get("machine")
+
+
+def machines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Those that answered, in order of their marks."""
+    return sorted({mark for row in rows if (mark := machine_of_row(row)) is not None})
 
 
 def repetitions(row: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

@@ -115,6 +115,14 @@ def device_name(device: torch.device) -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def machine_of(device: torch.device) -> str:
+    """A mark of this machine: eight digits of a hash of its name in the network and its device's.
+
+    Settings tell kinds of machines apart; two of a kind still have clocks, loads and memories of their own.
+    """
+    return hashlib.sha256(f"{platform.node()} {device_name(device)}".encode()).hexdigest()[:8]
+
+
 def earlier_baseline(source: str, shared: dict[str, Any], folder: Path) -> Baseline:
     """The baseline that the evaluation in `source` measured, copied to `folder`/baseline.
 

@@ -10,6 +10,7 @@ from specwave.benchmark.results import Result
 
 Cell = str | int | float | None
 MISSING = "–"
+MIXED = "Where several machines are named, tokens/s mixes their clocks; a question was answered by all methods on one."
 METHODS = {  # by their names in configs; others go by those
     "autoregressive": "plain decoding",
     "eagle3": "EAGLE-3 drafter",
@@ -18,6 +19,7 @@ METHODS = {  # by their names in configs; others go by those
     "suffix": "suffix automaton",
     "banditspec": "BanditSpec",
     "switchsd": "SwitchSD",
+    "oracle": "oracle",
     "knapspec": "KnapSpec",
     "swift": "SWIFT",
     "clasp": "CLaSp",
@@ -31,6 +33,7 @@ SETTINGS = {  # what may differ between runs, and how a column that tells them a
     "target": "target",
     "dtype": "dtype",
     "device": "device",
+    "device_name": "processor",
     "threads": "threads",
     "devices": "devices",
     "repeat": "repetitions",
@@ -50,7 +53,11 @@ SETTINGS = {  # what may differ between runs, and how a column that tells them a
     "decoding.factor": "factor",
     "decoding.policy": "policy",
     "decoding.gamma": "γ",
-    "benchmark.fingerprint": "questions",
+    "decoding.fixed_gamma": "fixed γ",
+    "decoding.adapt": "adapts",
+    "decoding.plan_share": "plan share",
+    "benchmark.questions": "asked",
+    "benchmark.fingerprint": "question set",
 }
 
 
@@ -62,6 +69,7 @@ class Table:
     digits: list[int]  # decimals per column, for the floats in it
     names: int = 1  # the leading columns that say whose row it is
     blocks: dict[int, str] = field(default_factory=dict)  # headings between the rows, by the row they stand above
+    note: str = ""  # a sentence below
 
 
 def setting(result: Result, dotted: str) -> Any:
@@ -79,7 +87,24 @@ def varying(results: Sequence[Result]) -> dict[str, str]:
         values = {str(value) for result in results if (value := setting(result, dotted)) is not None}
         if len(values) > 1:
             found[dotted] = name
+    if _one_set_of_each_size(results):
+        found.pop("benchmark.fingerprint", None)
     return found
+
+
+def _one_set_of_each_size(results: Sequence[Result]) -> bool:
+    """Whether numbers of questions tell sets of questions apart, which are else named by their hashes."""
+    sets = {(setting(result, "benchmark.questions"), setting(result, "benchmark.fingerprint")) for result in results}
+    sizes = {size for size, _ in sets}
+    return None not in sizes and len(sizes) == len(sets)
+
+
+def ranged(value: float | None, interval: Sequence[float] | None, digits: int) -> str | None:
+    """1.35 [1.31, 1.40]"""
+    if value is None:
+        return None
+    low_high = "" if interval is None else f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
+    return f"{value:.{digits}f}{low_high}"
 
 
 def names(result: Result) -> list[Cell]:
@@ -89,18 +114,24 @@ def names(result: Result) -> list[Cell]:
     return [
         METHODS.get(content["method"], content["method"]),
         ", ".join(map(str, layers)) if layers else None,
-        content.get("rule"),
+        ", ".join(result.rules) or None,
     ]
+
+
+def clocks(results: Sequence[Result]) -> list[str | None]:
+    """Of each result the machines that timed it, where these results know of more than one; else None."""
+    several = len({mark for result in results for mark in result.machines}) > 1
+    return [", ".join(result.machines) or None if several else None for result in results]
 
 
 def summary(results: Sequence[Result]) -> Table:
     """One row per method, over all questions; columns without any value are left out."""
     extra = varying(results)
-    figures = ["questions", "τ", "tokens/s", "speedup", "exact", "near-ties"]
+    figures = ["questions", "τ", "tokens/s", "speedup", "exact", "near-ties", "machines"]
     header = ["method", "layers", "rule", *extra.values(), *figures]
-    digits = [0, 0, 0, *(2 for _ in extra), 0, 2, 1, 2, 0, 0]
+    digits = [0, 0, 0, *(2 for _ in extra), 0, 2, 1, 2, 0, 0, 0]
     rows: list[list[Cell]] = []
-    for result in results:
+    for result, timed_on in zip(results, clocks(results), strict=True):
         overall = result.content["overall"]
         exact = overall["exact_match_rate"]
         rows.append(
@@ -113,6 +144,7 @@ def summary(results: Sequence[Result]) -> Table:
                 overall["speedup"],
                 None if exact is None else _share(exact),
                 overall["near_ties"],
+                timed_on,
             ]
         )
     kept = [place for place in range(len(header)) if any(row[place] is not None for row in rows)]
@@ -121,6 +153,7 @@ def summary(results: Sequence[Result]) -> Table:
         [header[place] for place in kept],
         [[row[place] for place in kept] for row in rows],
         [digits[place] for place in kept],
+        note=MIXED if any(len(result.machines) > 1 for result in results) else "",
     )
 
 

@@ -47,7 +47,7 @@ def console(table: Table) -> str:
     for place, entries in enumerate(body):
         lines += [table.blocks[place]] if place in table.blocks else []
         lines.append(line(entries))
-    return "\n".join(lines)
+    return "\n".join([*lines, *[table.note] * bool(table.note)])
 
 
 def markdown(found: Sequence[Table]) -> str:
@@ -60,6 +60,7 @@ def markdown(found: Sequence[Table]) -> str:
                 lines.append([f"**{table.blocks[place]}**", *[""] * (len(table.header) - 1)])
             lines.append([_cell(entry) for entry in row])
         parts.append(f"## {table.title}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines))
+        parts += [table.note] if table.note else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -83,7 +84,7 @@ def latex(found: Sequence[Table]) -> str:
             "\n".join(
                 [
                     r"\begin{table}[t]\centering",
-                    rf"\caption{{{_escaped(table.title)}}}",
+                    rf"\caption{{{_escaped('. '.join(filter(None, (table.title, table.note))))}}}",
                     rf"\resizebox{{\linewidth}}{{!}}{{\begin{{tabular}}{{{columns}}}\toprule",
                     *lines,
                     r"\bottomrule\end{tabular}}",
@@ -112,6 +113,9 @@ def as_csv(results: Sequence[Result]) -> str:
     return stream.getvalue()
 
 
+DRAFTER = ("drafter_parameters", "drafter_bytes")
+
+
 def records(results: Sequence[Result]) -> list[list[Any]]:
     """A header and a row per result: every figure at full precision, the settings beside them."""
     shown = answered(results)
@@ -120,16 +124,19 @@ def records(results: Sequence[Result]) -> list[list[Any]]:
                "near_ties")  # fmt: skip
     spread = ("tau", "tokens_per_second", "speedup")
     found: list[list[Any]] = [
-        ["label", "method", "layers", "rule", *SETTINGS, "tokens_a_round", "questions", "failed", *figures]
+        ["label", "method", "layers", "rule", "machines", *SETTINGS, "tokens_a_round", *DRAFTER]
+        + ["questions", "failed", *figures]
         + [f"{figure}.{end}" for figure in spread for end in ("low", "high")]
         + [f"{figure}.{category}" for figure in spread for category in shown]
     ]
     for result in results:
         content, overall = result.content, result.content["overall"]
         layers = " ".join(map(str, content.get("layers") or []))
-        row: list[Any] = [result.label, content["method"], layers, content.get("rule")]
+        row: list[Any] = [result.label, content["method"], layers, ", ".join(result.rules) or None]
+        row.append(" ".join(result.machines) or None)
         row += [setting(result, dotted) for dotted in SETTINGS]
-        row += [nodes(result), *(overall.get(name) for name in ("questions", "failed", *figures))]
+        row += [nodes(result), *((content.get("drafter") or {}).get(name) for name in ("parameters", "bytes"))]
+        row += [*(overall.get(name) for name in ("questions", "failed", *figures))]
         for figure in spread:
             row += (overall.get("intervals") or {}).get(figure) or [None, None]
         for figure in spread:

@@ -35,11 +35,10 @@ def train(states: States, training: Labelled, validation: Labelled, settings: Li
     """
     training.check("training answers")
     validation.check("validation answers")
-    counted = Classes(int(training.all_copied.sum()), int((~training.all_copied).sum()))
     return fit(
         batches(states, training, settings.offset, settings.batch_tokens, settings.seed),
         batches(states, validation, settings.offset, settings.batch_tokens),
-        counted,
+        Classes.of(training.copied),
         l2=settings.l2,
         epochs=settings.epochs,
         rate=settings.rate,
@@ -153,9 +152,9 @@ def trigger_rows(everything: Labelled, test: Labelled, said_N: Tensor) -> list[R
     """The plain-repeat trigger (the token stood before) by domain and kind, and on test prompts the probe's beside it.
 
     Args:
-        said_N: bool, which test tokens trigger under the probe.
+        said_N: bool, of which test tokens the probe says that they are copied; those of them that stood before trigger.
     """
-    return _grouped("all", everything, None) + _grouped("test", test, said_N)
+    return _grouped("all", everything, None) + _grouped("test", test, said_N & test.all_repeated)
 
 
 def _grouped(part: str, data: Labelled, said_N: Tensor | None) -> list[Row]:

@@ -12,7 +12,8 @@ that the token was chosen by (offset 1) or against its own (offset 0). With a pr
     offset 1       label of position j, row j − 3:  a ← 0   b ← 1   c ← 2   d ← 3
     offset 0       label of position j, row j − 2:  a ← 1   b ← 2   c ← 3   d ← 4
 
-Shards and their index are those of data/states.py; a killed capture goes on at the shard it was in.
+Shards and their index are those of data/states.py, here with a row for a token; a killed capture goes on at the shard
+it was in.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,20 +32,8 @@ from tqdm import tqdm
 
 from specwave.artifacts import LAYER_CONVENTION, UserError, cache_dir
 from specwave.copying.answers import Answer
-from specwave.data.states import (
-    Column,
-    Index,
-    Plan,
-    Reader,
-    alone,
-    check_room,
-    damaged,
-    digest,
-    free_bytes,
-    name_of,
-    size,
-    write_shard,
-)
+from specwave.data.filling import fill, passes
+from specwave.data.states import Column, Index, Plan, Reader, digest
 from specwave.target.decoder import attend_causal
 
 if TYPE_CHECKING:
@@ -87,7 +77,7 @@ def key_of(answer: Answer) -> bytes:
     return digest([answer.start, *answer.ids])
 
 
-class _Plan(Plan):
+class AnswerPlan(Plan):
     """Which answers go into which shard, by their rows."""
 
     def __init__(self, answers: Sequence[Answer]):
@@ -104,7 +94,7 @@ def capture(target: Target, answers: Sequence[Answer], settings: ProbeStates, sa
             finite numbers.
     """
     widths = {name: Column(target.hidden_size, settings.dtype) for name in all_columns(target.num_layers)}
-    plan, facts = _Plan(answers), _facts(target, settings)
+    plan, facts = AnswerPlan(answers), _facts(target, settings)
     folder = Path(settings.path) if settings.path is not None else _own_folder(target, facts, plan)
     index = Index.load(folder, KEY)
     if index is None:
@@ -114,7 +104,8 @@ def capture(target: Target, answers: Sequence[Answer], settings: ProbeStates, sa
         was = f"{index.facts.get('target')} in {index.facts.get('dtype')}, {len(index.columns)} columns"
         remedy = f"it holds other states ({was}) or those of other answers: name another folder, or delete it"
         raise UserError(KEY, folder, remedy)
-    index = _fill(folder, index, plan, target, answers, say)
+    make = partial(_shard, target, [answers[place] for place in plan.places], index)
+    index = fill(folder, index, plan, make, say, key=KEY, holds=f"{len(index.columns)} sites")
     return States(Reader(folder, index, KEY), target.num_layers, target.device)
 
 
@@ -134,46 +125,13 @@ def _own_folder(target: Target, facts: dict[str, Any], plan: Plan) -> Path:
     return cache_dir() / "probe_states" / f"{target.name}-{name}"
 
 
-def _fill(
-    folder: Path, index: Index, plan: Plan, target: Target, answers: Sequence[Answer], say: Callable[[str], None]
-) -> Index:
-    """Captures the shards that are missing or damaged; finished ones are checked byte by byte before it goes on."""
-    shards, seen = plan.shards(index.shard_tokens), dict(index.shards)
-    bad = damaged(folder, index, checksums=bool(seen) and not index.complete)
-    todo = [number for number in range(index.total) if number not in seen or number in bad]
-    for number, why in bad.items():
-        say(f"states: {name_of(number)} is damaged ({why}) and is made again")
-    if not todo:
-        say(f"states: re-used from {folder}")
-        return index
-    counts = [(len(shards[number]), sum(plan.lengths[row] for row in shards[number])) for number in todo]
-    needed = size(index.columns.values(), counts)
-    say(
-        f"states: {plan.tokens:,} rows of {index.bytes_per_token:,} bytes ({len(index.columns)} sites), {len(todo)} of "
-        f"{index.total} shards to make: {readable(needed)} in {folder}, {readable(free_bytes(folder))} free"
-    )
-    check_room(folder, needed, KEY)
-    with alone(folder, KEY):
-        index = Index.load(folder, KEY) or index
-        todo = [number for number in todo if index.shards.get(number) == seen.get(number)]  # made meanwhile: kept
-        if bad:  # they are listed no more, whatever happens now
-            index.shards = {number: entry for number, entry in index.shards.items() if number not in todo}
-            index.save(folder)
-        done = sum(plan.lengths[row] for number in index.shards for row in shards[number])
-        shown = {"desc": "states", "unit": "token", "unit_scale": True}
-        with tqdm(total=plan.tokens, initial=done, disable=None, **shown) as bar:
-            for number in todo:
-                columns = _shard(target, [answers[plan.places[row]] for row in shards[number]], index, bar)
-                samples = [(plan.digests[row], plan.lengths[row]) for row in shards[number]]
-                write_shard(folder, index, number, samples, columns)
-    return index
-
-
-def _shard(target: Target, answers: Sequence[Answer], index: Index, bar: tqdm) -> dict[str, Tensor]:
+def _shard(target: Target, planned: Sequence[Answer], index: Index, rows: range, bar: tqdm) -> dict[str, Tensor]:
     """The columns of a shard, filled forward by forward: no more than one state of a forward is held beside them."""
-    rows = sum(one.tokens + 1 for one in answers)
-    columns, start = {name: column.empty(rows) for name, column in index.columns.items()}, 0
-    for batch in _passes(answers):
+    answers = planned[rows.start : rows.stop]
+    count = sum(one.tokens + 1 for one in answers)
+    columns, start = {name: column.empty(count) for name, column in index.columns.items()}, 0
+    for run in passes([len(one.ids) for one in answers], _TOKENS):
+        batch = answers[run.start : run.stop]
         ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(one.ids) for one in batch], batch_first=True)
         place = torch.arange(ids.shape[1])
         kept = torch.stack([(place >= one.start - 1) & (place < len(one.ids)) for one in batch]).to(target.device)
@@ -189,17 +147,6 @@ def _shard(target: Target, answers: Sequence[Answer], index: Index, bar: tqdm) -
     return columns
 
 
-def _passes(answers: Sequence[Answer]) -> Iterator[list[Answer]]:
-    """Answers that are forwarded together; they come by length, so little is padded."""
-    batch: list[Answer] = []
-    for one in answers:
-        if batch and (len(batch) + 1) * len(one.ids) > _TOKENS:
-            yield batch
-            batch = []
-        batch.append(one)
-    yield batch
-
-
 @torch.inference_mode()
 def sites(target: Target, ids_BT: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Column and states [B, T, D] of every site, in the order they are computed; rows are padded on the right."""
@@ -210,10 +157,6 @@ def sites(target: Target, ids_BT: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield column_of("attention", layer), hidden_BTD
         hidden_BTD = block.mlp(hidden_BTD)
         yield column_of("block", layer), hidden_BTD
-
-
-def readable(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
 
 
 # ---------------------------------------------------------------- reading

@@ -34,13 +34,15 @@ def depth_figure(path: Path, rows: Sequence[Mapping[str, Any]], chosen: Mapping[
             layers = [row["layer"] for row in own]
             axes.plot(layers, _numbers(own, "auc"), line, marker=mark, markersize=4, color=colour, label=name)
             ends = _numbers(own, "auc_low"), _numbers(own, "auc_high")
-            axes.fill_between(layers, *ends, color=colour, alpha=0.15, linewidth=0)
+            band = axes.fill_between(layers, *ends, color=colour, alpha=0.15, linewidth=0)
+            if not all(map(math.isnan, ends[0])):
+                band.set_label(f"{name}, 95 % over prompts")
         if chosen["auc"] is not None:
             axes.plot(chosen["layer"], chosen["auc"], "D", color=GREEN, markersize=8, zorder=3, label="chosen")
         axes.set_xlabel("layer")
         axes.set_ylabel("AUC, copied against other tokens")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)
+        figure.legend(loc="outside lower center", ncols=3)
         return write_figure(path, figure)
 
 
@@ -58,8 +60,8 @@ def calibration_figure(path: Path, curves: Mapping[str, Calibration], threshold:
         for (name, curve), (colour, mark, line) in zip(curves.items(), marks, strict=False):
             label = f"{name}, error {curve.error:.3f}"
             upper.plot(curve.said, curve.came, line, marker=mark, markersize=4, color=colour, label=label)
-            places = [(place + 0.5) / len(curve.counts) for place in range(len(curve.counts))]
-            lower.step(places, curve.counts, line, where="mid", color=colour)
+            edges = [place / len(curve.counts) for place in range(len(curve.counts) + 1)]
+            lower.stairs(curve.counts, edges, linestyle=line, color=colour)
         for axes in (upper, lower):
             axes.axvline(threshold, color=GREY, linewidth=0.8, linestyle="--")
         upper.set_ylabel("share that is copied")
@@ -68,7 +70,7 @@ def calibration_figure(path: Path, curves: Mapping[str, Calibration], threshold:
         lower.set_yscale("symlog")
         lower.set_ylim(0, None)
         lower.set_xlabel("probability (dashed: threshold)")
-        upper.legend(loc="upper left")
+        figure.legend(loc="outside lower center")
         return write_figure(path, figure)
 
 

@@ -10,8 +10,9 @@ a linear probe is one line. Which penalty is best is each probe's own, by loss o
     c       1 / (2 · share of the token's class): both classes weigh alike
     s       the root mean square of each dimension: a few of them are a hundred times larger than the rest
 
-s goes into the weights in the end, so a probe stays one dot product with a state. Nothing is subtracted: a mean would
-be a bias. Knows nothing about models, files and offsets (`feature of j−1, label of j` is the batches' affair).
+s is put to the weights, which are few, and not to the states: in the end a probe is one dot product with a state.
+Nothing is subtracted: a mean would be a bias. Knows nothing about models, files and offsets (`feature of j−1, label of
+j` is the batches' affair).
 """
 
 from __future__ import annotations
@@ -95,17 +96,17 @@ def fit(
         scale_batches: batches that s is taken from.
     """
     scale_PD = root_mean_square(training, scale_batches)
-    steps = epochs * sum(1 for _ in training())
     penalty_K = torch.tensor(l2, device=scale_PD.device)
     weights_PKD = scale_PD.new_zeros(len(scale_PD), len(penalty_K), scale_PD.shape[1])
-    optimiser = torch.optim.Adam([weights_PKD], lr=rate)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: (1 + math.cos(math.pi * step / steps)) / 2)
+    optimiser = torch.optim.Adam([weights_PKD])
+    seen, total = 0, epochs * (classes.copied + classes.others)
     for _ in range(epochs):
         for states_PBD, labels_B in training():
-            weights_PKD.grad = gradient(weights_PKD, states_PBD.float() / scale_PD[:, None], labels_B,
-                                        classes.weights(labels_B), penalty_K)  # fmt: skip
+            optimiser.param_groups[0]["lr"] = rate * (1 + math.cos(math.pi * seen / total)) / 2
+            weights_PKD.grad = gradient(weights_PKD, states_PBD.float(), labels_B, classes.weights(labels_B), penalty_K,
+                                        scale_PD)  # fmt: skip
             optimiser.step()
-            schedule.step()
+            seen += len(labels_B)
     weights_PKD = weights_PKD / scale_PD[:, None]
     loss_PK = held_out_loss(weights_PKD, held_out)
     best_P = loss_PK.argmin(1)
@@ -114,12 +115,18 @@ def fit(
 
 
 def gradient(
-    weights_PKD: Tensor, states_PBD: Tensor, labels_B: Tensor, class_weights_B: Tensor, penalty_K: Tensor
+    weights_PKD: Tensor,
+    states_PBD: Tensor,
+    labels_B: Tensor,
+    class_weights_B: Tensor,
+    penalty_K: Tensor,
+    scale_PD: Tensor,
 ) -> Tensor:
     """Of the loss above, on one batch: [P, K, D]."""
-    logits_PKB = weights_PKD @ states_PBD.mT
-    residual_PKB = (logits_PKB.sigmoid() - labels_B.to(logits_PKB)) * class_weights_B
-    return residual_PKB @ states_PBD / class_weights_B.sum() + penalty_K[:, None] * weights_PKD
+    scale_P1D = scale_PD[:, None]
+    logits_PKB = weights_PKD / scale_P1D @ states_PBD.mT
+    residual_PKB = (logits_PKB.sigmoid() - labels_B.to(logits_PKB)) * (class_weights_B / class_weights_B.sum())
+    return residual_PKB @ states_PBD / scale_P1D + penalty_K[:, None] * weights_PKD
 
 
 def held_out_loss(weights_PKD: Tensor, batches: Batches) -> Tensor:

@@ -6,6 +6,7 @@ What drafts where nothing is copied arrives as settings of another room's method
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -146,11 +147,7 @@ class BanditSpecDecoding:
         return any(takes_checkpoint(arm) for arm in self.arms.values())
 
     def build(self, target: Target, checkpoint: Any = None, allow_other_target: bool = False) -> BanditSpec:
-        kept = {
-            name: arm
-            for name, arm in self.arms.items()
-            if arm is not None and (checkpoint is not None or not arm.needs_checkpoint)
-        }
+        kept = usable(self.arms, checkpoint)
         check_arms(list(kept), "" if checkpoint is not None else " without a checkpoint")
         children = {
             name: built(arm, target, checkpoint, allow_other_target, self.batch_invariant) for name, arm in kept.items()
@@ -171,6 +168,15 @@ class BanditSpecDecoding:
 
 
 # ---------------------------------------------------------------- settings within settings
+
+
+def usable(methods: Mapping[str, Any], checkpoint: Any) -> dict[str, Any]:
+    """Those that are no null and, where they need a drafter, have one."""
+    return {
+        name: method
+        for name, method in methods.items()
+        if method is not None and (checkpoint is not None or not method.needs_checkpoint)
+    }
 
 
 def built(

@@ -100,9 +100,14 @@ class VllmEngine:
 
 def check_engine(settings: Regenerate) -> None:
     """Refuses an engine that is not installed."""
-    if settings.engine == "vllm" and importlib.util.find_spec("vllm") is None:
-        remedy = "vLLM is not installed: pip install 'specwave[vllm]', or use regenerate.engine=specwave"
-        raise UserError("regenerate.engine", "vllm", remedy)
+    if settings.engine == "vllm":
+        check_vllm("regenerate.engine")
+
+
+def check_vllm(key: str) -> None:
+    """Refuses what `key` asks of vLLM where that is not installed."""
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(key, "vllm", f"vLLM is not installed: pip install 'specwave[vllm]', or use {key}=specwave")
 
 
 def read_chat(model: ModelConfig) -> Chat:

@@ -161,6 +161,11 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(there).free
 
 
+def readable(count: int) -> str:
+    """Bytes in words."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"
+
+
 def check_room(folder: Path, needed: int, key: str) -> None:
     """Refuses a folder whose disk has less than `needed` bytes free."""
     free = free_bytes(folder)

@@ -1,7 +1,7 @@
 """The processes that train together, as seen by one of them. Alone, nothing is sent and every number stays as it was.
 
 What is said here is said by all processes in the same order, or they wait for each other for ever. Knows nothing about
-drafters, nor about who started the processes.
+drafters.
 """
 
 from __future__ import annotations

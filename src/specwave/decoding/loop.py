@@ -44,8 +44,8 @@ class Generation:
     `accept_lengths` counts the tokens committed per verification, the target's own included: their mean is τ.
     `draft_levels`, shaped like them, are the levels that each round's draft had. `seconds` is the loop's own time:
     what the reader of a round does is not in it. `accept_seconds`, the part of `verify_seconds` after the forward:
-    choosing tokens, committing, rolling back. `warmup_seconds`, what recording forwards took (`target.recorded`), is
-    part of no other figure.
+    choosing tokens, committing, rolling back. `warmup_seconds`, what recording forwards took (`target.recorded`) and
+    what a proposer set aside (`Session.aside_seconds`), is part of no other figure.
     """
 
     tokens: list[Any]

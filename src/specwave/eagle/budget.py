@@ -82,6 +82,19 @@ def target_parameters(arch: Any) -> int:
     return tables * arch.vocab_size * arch.hidden_size + arch.num_layers * block_parameters(arch) + arch.hidden_size
 
 
+def target_memory(arch: Any, number: int, device: str) -> int:
+    """Bytes of the whole target, `number` for each of its numbers."""
+    packed = arch.vocab_size * arch.hidden_size if device == "cpu" and arch.tie_embeddings else 0
+    return number * (target_parameters(arch) + packed)
+
+
+def target_operations(arch: Any, length: int, answered: float) -> float:
+    """Floating-point operations of the target's pass for one token of a row of `length`, this share of them answers."""
+    heads = arch.num_heads * arch.head_dim
+    blocks = 2.0 * arch.num_layers * (block_parameters(arch) + heads * length)
+    return blocks + 2.0 * arch.vocab_size * arch.hidden_size * answered
+
+
 def drafter_parameters(config: DrafterConfig) -> int:
     """Of one drafter, the shared embedding not among them."""
     size, heads, kv = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -108,9 +121,6 @@ def memory(plan: Plan) -> dict[str, int]:
     """Bytes in each process, by what they are for; the sum is the peak but for the libraries themselves."""
     arch, a = plan.arch, 2 if plan.mixed else 4
     parameters = sum(map(drafter_parameters, plan.drafters))
-    target = plan.target_bytes * target_parameters(arch)
-    if plan.device == "cpu" and arch.tie_embeddings:
-        target += plan.target_bytes * arch.vocab_size * arch.hidden_size
     narrow = 2 if plan.zero and plan.mixed else 4
     share = plan.processes if plan.zero or plan.sharded else 1
     own = 4 * parameters // plan.processes if plan.sharded else 0  # the own part beside what is whole
@@ -128,7 +138,7 @@ def memory(plan: Plan) -> dict[str, int]:
     widest = max(config.draft_vocab_size for config in plan.drafters)
     rows = min(CHUNK[plan.device], int(plan.slots * plan.steps) or 1)
     return {
-        "target": target,
+        "target": target_memory(arch, plan.target_bytes, plan.device),
         "weights": weights + own,
         "gradients": narrow * parameters // (share if plan.zero > (1 if len(plan.drafters) == 1 else 2) else 1) + own,
         "optimiser": states if plan.offload == "none" else 0,
@@ -159,10 +169,6 @@ def operations(plan: Plan) -> tuple[float, float]:
 
     A product of a weight is 2 for each of its numbers forward, 6 with backward; a slot's attention sees half a row.
     """
-    arch = plan.arch
-    heads = arch.num_heads * arch.head_dim
-    target = 2.0 * arch.num_layers * (block_parameters(arch) + heads * plan.length)
-    target += 2.0 * arch.vocab_size * arch.hidden_size * plan.answered
     drafted = 0.0
     for config in plan.drafters:
         size, own, kv = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -170,4 +176,4 @@ def operations(plan: Plan) -> tuple[float, float]:
         each = 3 * size * own + 3 * size * config.intermediate_size + config.draft_vocab_size * size
         each += own * plan.length + 4 * size * kv
         drafted += 6.0 * (once + plan.steps * plan.answered * each) * (4 / 3 if plan.checkpointing else 1)
-    return target, drafted
+    return target_operations(plan.arch, plan.length, plan.answered), drafted

@@ -123,8 +123,14 @@ def read_foreign(
 def _layers(
     content: dict[str, Any], folder: Path, key: str, num_layers: int, given: Sequence[int] | None
 ) -> tuple[int, ...]:
-    nested = (content.get("eagle_config") or {}).get(_IDS)
-    named = nested or [layer - 1 for layer in content.get(_IDS) or []]
+    nested = list((content.get("eagle_config") or {}).get(_IDS) or [])
+    shifted = [layer - 1 for layer in content.get(_IDS) or []]
+    named = nested or shifted
+    if shifted and shifted != named:
+        remedy = (
+            f"its nested ids name outputs of blocks {named}, those for vLLM {shifted}: engines would read different "
+        )
+        raise UserError(key, folder, f"{remedy}ones; correct config.json")
     if not named and given is None:
         release = [1, num_layers // 2 - 1, num_layers - 4]
         remedy = "it names no layers, and tools guess differently: name those it was trained on (counted as outputs of "

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,21 +31,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from specwave.artifacts import LAYER_CONVENTION, UserError, cache_dir
+from specwave.data.engines import check_vllm
+from specwave.data.filling import fill, passes
+from specwave.data.producer import VllmStates
 from specwave.data.samples import Prepared
-from specwave.data.states import (
-    Column,
-    Index,
-    Plan,
-    Reader,
-    alone,
-    check_room,
-    damaged,
-    digest,
-    free_bytes,
-    name_of,
-    size,
-    write_shard,
-)
+from specwave.data.states import Column, Index, Plan, Reader, damaged, digest, name_of
+from specwave.eagle.likeliest import completed, top_k
 from specwave.target.documents import document_spans
 
 if TYPE_CHECKING:
@@ -68,13 +59,15 @@ class StatesConfig:
     k: int = 64
     shard_mib: int = 256
     verify: bool = False
+    engine: Literal["specwave", "vllm"] = "specwave"
 
     def __post_init__(self) -> None:
         for key in ("k", "shard_mib"):
             if getattr(self, key) < 1:
                 raise UserError(f"states.{key}", getattr(self, key), "must be ≥ 1")
-        if self.path is not None and self.mode == "online":
-            raise UserError("states.path", self.path, "nothing is kept online: add states.mode=offline")
+        for key, usual in (("path", None), ("engine", "specwave")):
+            if getattr(self, key) != usual and self.mode == "online":
+                raise UserError(f"states.{key}", getattr(self, key), "nothing is kept online: add states.mode=offline")
         if self.path is not None:
             self.path = str(Path(self.path).expanduser())
 
@@ -82,7 +75,8 @@ class StatesConfig:
         """For the card: what the drafter learnt from."""
         if self.mode == "online":
             return "online"
-        return f"offline, {self.dtype}, " + (f"top_k of {self.k}" if self.targets == "top_k" else self.targets)
+        by = "" if self.engine == "specwave" else f" by {self.engine}"
+        return f"offline{by}, {self.dtype}, " + (f"top_k of {self.k}" if self.targets == "top_k" else self.targets)
 
 
 def block(layer: int) -> str:
@@ -124,6 +118,8 @@ def offline(
 
 def check_states(target: Target, groups: Sequence[Sequence[int]], settings: StatesConfig) -> None:
     """Refuses what the settings and the named folder say alone, before there are samples."""
+    if settings.engine == "vllm":
+        check_vllm("states.engine")
     if settings.mode == "offline":
         columns = wanted_columns(target, list(itertools.chain(*groups)), settings)
         folder = Path(settings.path) if settings.path is not None else None
@@ -174,6 +170,7 @@ def _facts(target: Target, settings: StatesConfig) -> dict[str, Any]:
         "computed_in": str(target.dtype).removeprefix("torch."),
         "dtype": settings.dtype,
         "layer_convention": LAYER_CONVENTION,
+        **({} if settings.engine == "specwave" else {"engine": settings.engine}),
     }
 
 
@@ -191,6 +188,7 @@ class _Capture:
         self.facts = _facts(target, settings)
         self.folder = Path(settings.path) if settings.path is not None else self._own_folder()
         self.index = Index.load(self.folder, "states.path")
+        self.producer: VllmStates | None = None  # made when there is something to capture
 
     def _own_folder(self) -> Path:
         widths = {name: [column.width, column.dtype] for name, column in self.columns.items()}
@@ -231,113 +229,63 @@ class _Capture:
     # ---------------------------------------------------------------- the rest is made
 
     def fill(self, index: Index, say: Callable[[str], None]) -> Index:
-        """Captures the shards that are missing or damaged; finished ones are checked byte by byte before it goes on."""
-        seen, shards = dict(index.shards), self.plan.shards(index.shard_tokens)
-        going_on = bool(seen) and not index.complete
-        bad = damaged(self.folder, index, self.settings.verify or going_on)
-        todo = [number for number in range(index.total) if number not in seen or number in bad]
-        for number, why in bad.items():
-            say(f"states: {name_of(number)} is damaged ({why}) and is made again")
-        if not todo:
-            say(f"states: re-used from {self.folder}")
-            return index
-        counts = [(len(shards[number]), self._tokens(shards[number])) for number in todo]
-        needed = size(self.columns.values(), counts)
-        say(
-            f"states: {self.plan.tokens} tokens of {index.bytes_per_token} bytes ({_layers(self.columns)}), "
-            f"{len(todo)} of {index.total} shards to make: {_readable(needed)} in {self.folder}, "
-            f"{_readable(free_bytes(self.folder))} free"
-        )
-        check_room(self.folder, needed, "states.path")
-        with alone(self.folder, "states.path"):
-            index = Index.load(self.folder, "states.path") or index
-            todo = [number for number in todo if index.shards.get(number) == seen.get(number)]  # made meanwhile: kept
-            if bad:  # they are listed no more, whatever happens now
-                index.shards = {number: entry for number, entry in index.shards.items() if number not in todo}
-                index.save(self.folder)
-            done = sum(self._tokens(shards[number]) for number in index.shards)
-            shown = {"desc": "states", "unit": "token", "unit_scale": True}
-            with tqdm(total=self.plan.tokens, initial=done, disable=None, **shown) as bar:
-                for number in todo:
-                    rows = shards[number]
-                    columns = self._shard(rows, bar)
-                    samples = [(self.plan.digests[row], self.plan.lengths[row]) for row in rows]
-                    write_shard(self.folder, index, number, samples, columns)
-        return index
-
-    def _tokens(self, rows: range) -> int:
-        return sum(self.plan.lengths[row] for row in rows)
+        """Captures the shards that are missing or damaged."""
+        begun_by = index.facts.get("engine", "specwave")
+        if index.shards and not index.complete and begun_by != self.settings.engine:
+            _refuse(self.folder, f"its capture was begun with states.engine={begun_by}: go on with that, or delete it")
+        holds, verify = _layers(self.columns), self.settings.verify
+        return fill(self.folder, index, self.plan, self._shard, say, key="states.path", holds=holds, verify=verify)
 
     def _sample(self, place: int) -> Sample:
         first = len(self.data.train)
         return self.data.train[place] if place < first else self.data.validation[place - first]
 
-    def _passes(self, rows: range) -> Iterator[list[int]]:
-        """Samples that are forwarded together; they come by length, so little is padded."""
-        batch: list[int] = []
-        for row in rows:
-            if batch and (len(batch) + 1) * self.plan.lengths[row] > _TOKENS:
-                yield batch
-                batch = []
-            batch.append(row)
-        yield batch
+    def _passes(self, lengths: Sequence[int]) -> Iterable[range]:
+        """Which samples of these lengths are forwarded together; vLLM makes batches of its own."""
+        return [range(len(lengths))] if self.settings.engine == "vllm" else passes(lengths, _TOKENS)
 
     def _shard(self, rows: range, bar: tqdm) -> dict[str, Tensor]:
-        columns = {name: column.empty(self._tokens(rows)) for name, column in self.columns.items()}
+        held = self.plan.lengths[rows.start : rows.stop]
+        columns = {name: column.empty(sum(held)) for name, column in self.columns.items()}
         last, start = self.target.num_layers - 1, 0
         kept = [layer for layer in range(self.target.num_layers) if block(layer) in columns]
-        for batch in self._passes(rows):
-            samples = [self._sample(self.plan.places[row]) for row in batch]
-            lengths = torch.tensor([len(sample.ids) for sample in samples])
-            ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(sample.ids) for sample in samples], batch_first=True)
-            real = (torch.arange(ids.shape[1]) < lengths[:, None]).to(self.target.device)
-            states = self.target.states(ids.to(self.target.device), sorted({*kept, last}))
-            end = start + int(lengths.sum())
+        for run in self._passes(held):
+            samples = [self._sample(self.plan.places[row]) for row in rows[run.start : run.stop]]
+            states = self._outputs(samples, sorted({*kept, last}))
+            end = start + len(states[last])
+            for layer, state_nD in states.items():
+                self._finite(state_nD, layer, samples)
             for layer in kept:
-                self._finite(states[layer], layer, real, samples)
-                columns[block(layer)][start:end] = states[layer][real]
+                columns[block(layer)][start:end] = states[layer]
             if _TOP[0] in columns:
-                self._finite(states[last], last, real, samples)
-                for name, found in zip(_TOP, self._top(states[last][real]), strict=True):
+                for name, found in zip(_TOP, self._top(states[last].to(self.target.device)), strict=True):
                     columns[name][start:end] = found
             bar.update(end - start)
             start = end
         return columns
+
+    def _outputs(self, samples: Sequence[Sample], layers: Sequence[int]) -> dict[int, Tensor]:
+        """Block outputs [n, D] of the samples' tokens, one sample behind the other."""
+        if self.settings.engine == "vllm":
+            self.producer = self.producer or VllmStates(self.target, layers, max(self.plan.lengths))
+            return self.producer.outputs([sample.ids for sample in samples])
+        lengths = torch.tensor([len(sample.ids) for sample in samples])
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(sample.ids) for sample in samples], batch_first=True)
+        real = (torch.arange(ids.shape[1]) < lengths[:, None]).to(self.target.device)
+        states = self.target.states(ids.to(self.target.device), layers)
+        return {layer: states[layer][real] for layer in layers}
 
     def _top(self, last_nD: Tensor) -> tuple[Tensor, Tensor]:
         parts = [top_k(self.target.logits(rows), self.settings.k) for rows in last_nD.split(_ROWS)]
         logs, ids = zip(*parts, strict=True)
         return torch.cat(logs), torch.cat(ids)
 
-    def _finite(self, state_BTD: Tensor, layer: int, real_BT: Tensor, samples: Sequence[Sample]) -> None:
-        bad = (~state_BTD.isfinite().all(-1) & real_BT).any(-1).nonzero().flatten().tolist()
-        if bad:
-            remedy = f"layer {layer} of the target is not finite on this sample: leave it out, or load with "
-            raise UserError("data", samples[bad[0]].id, remedy + "model.dtype=float32")
-
-
-# ---------------------------------------------------------------- the likeliest tokens
-
-
-def top_k(scores_nV: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Log-probabilities [n, k] of the k likeliest tokens and their ids [n, k]; the argmax is one of them.
-
-    Of equals, any are the k likeliest; which of them is the argmax decides whether a slot counts.
-    """
-    values, ids = scores_nV.topk(k, -1)
-    best = scores_nV.argmax(-1, keepdim=True)
-    ids[:, :1] = torch.where((ids == best).any(-1, keepdim=True), ids[:, :1], best)
-    return values - scores_nV.logsumexp(-1, keepdim=True), ids
-
-
-def completed(top_n2k: Tensor, vocab_size: int) -> Tensor:
-    """Log-probabilities [n, V] from those of k tokens and their ids, side by side; others share the rest equally."""
-    logs, ids = top_n2k.chunk(2, -1)
-    rest = 1 - logs.double().exp().sum(-1, keepdim=True)
-    share = rest / max(vocab_size - logs.shape[-1], 1)
-    # Never quite zero: a draft vocabulary that has none of the k must still get a distribution.
-    floor = share.clamp(min=torch.finfo(torch.float32).tiny).log().to(logs.dtype)
-    return floor.expand(-1, vocab_size).scatter(-1, ids.long(), logs)
+    def _finite(self, state_nD: Tensor, layer: int, samples: Sequence[Sample]) -> None:
+        sound = state_nD.isfinite().all(-1).split([len(sample.ids) for sample in samples])
+        for sample, finite in zip(samples, sound, strict=True):
+            if not finite.all():
+                remedy = f"layer {layer} of the target is not finite on this sample: leave it out, or load with "
+                raise UserError("data", sample.id, remedy + "model.dtype=float32")
 
 
 # ---------------------------------------------------------------- reading
@@ -377,7 +325,3 @@ def _layers(columns: dict[str, Column]) -> str:
     layers = [name.partition(".")[2] for name in columns if name.startswith("block.")]
     top = columns.get(_TOP[0])
     return f"layers {', '.join(layers)}" + (f" and the {top.width} likeliest tokens" if top else "")
-
-
-def _readable(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.2f} MB"

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,12 +36,14 @@ class Group:
     entropy: float
     score: float | None = None  # what its selector ranks by, where that is not the entropy
     origin: tuple[str, ...] = ()  # who proposed it, where several did
+    # What else foretells its worth, where that was asked for.
+    predictors: Mapping[str, float | None] = field(default_factory=dict, hash=False)
 
     def described(self) -> dict[str, Any]:
         """Plain data, without what is not there."""
-        known = {"score": self.score, "origin": list(self.origin)}
+        known = {"score": self.score, "origin": list(self.origin), "predictors": dict(self.predictors)}
         return {"layers": list(self.layers), "entropy": self.entropy} | {
-            key: value for key, value in known.items() if value not in (None, [])
+            key: value for key, value in known.items() if value not in (None, [], {})
         }
 
 

@@ -35,7 +35,7 @@ from specwave.skipping.adapter import Adapter, Turn
 from specwave.target.decoder import Attend, attend_causal
 from specwave.target.documents import attend_within, document_positions, document_spans
 
-_CHUNK = 256  # slots whose logits are held at once
+CHUNK = 256  # slots whose logits are held at once
 DRAFTS = 6  # of the chains that figures are of: the paper's γ
 
 
@@ -53,7 +53,7 @@ class _CrossEntropy(torch.autograd.Function):
         ctx: Any, x_PD: Tensor, head_VD: Tensor, score: Callable[[Tensor], Tensor], rows_PX: Tensor
     ) -> tuple[Tensor, Tensor]:
         losses, drafted, gradients = [], [], []
-        for x, rows in zip(x_PD.split(_CHUNK), rows_PX.split(_CHUNK), strict=True):
+        for x, rows in zip(x_PD.split(CHUNK), rows_PX.split(CHUNK), strict=True):
             scores = F.linear(x.to(head_VD.dtype), head_VD)
             log_q = scores.to(torch.promote_types(scores.dtype, torch.float32)).log_softmax(-1)
             p = score(rows).softmax(-1).to(log_q.dtype)

@@ -17,6 +17,7 @@ from specwave.artifacts import FIGURE_STYLE, write_figure
 from specwave.skipping.latency import Latency
 
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6B6B6B"
+WIDE = 8  # contexts that differ by such a factor stand on a logarithmic axis
 STYLE: dict[Any, Any] = {**FIGURE_STYLE, "axes.grid": True, "grid.alpha": 0.25}
 
 
@@ -56,7 +57,8 @@ def latency_figure(path: Path, costs: Latency, title: str) -> list[Path]:
             axes.minorticks_off()
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-            axes.legend(fontsize=7)
+        parts.legend(fontsize=7)
+        forwards.legend(fontsize=7, reverse=True, loc="center left", bbox_to_anchor=(1.0, 0.5))  # as the lines lie
         return write_figure(path, figure)
 
 
@@ -81,9 +83,12 @@ def skipped_figure(path: Path, plans: Sequence[Mapping[str, Any]], title: str) -
         shares.axhline(0.5, color=GREY, linewidth=0.8, linestyle=":")
         shares.set_ylim(-0.03, 1.03)
         shares.set_ylabel("attention's share of them")
+        contexts = [row["context"] for row in plans]
         for axes in (counts, shares):
             axes.set_xlabel("tokens of context")
             axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+            if max(contexts) >= WIDE * min(contexts):
+                axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         counts.yaxis.set_major_locator(MaxNLocator(integer=True))
         return write_figure(path, figure)
