@@ -207,7 +207,7 @@ mutate other-repeats src/specwave/benchmark/answering.py \
 mutate unsaid-machines src/specwave/benchmark/tables.py \
   'if any(len(result.machines) > 1' 'if all(len(result.machines) > 1' tests/benchmark/test_tables.py
 mutate one-rule src/specwave/benchmark/paper.py \
-  '(result.rules if printed else [])' '[]' tests/benchmark/test_tables.py
+  '[*result.rules] if printed and result.rules else [rule]' '[rule]' tests/benchmark/test_tables.py
 mutate stream-warm-up src/specwave/benchmark/answering.py \
   'if getattr(proposer, "scope", "sequence") == "stream":' 'if False:' tests/benchmark/test_evaluator.py
 mutate watch-window src/specwave/skipping/windows.py \
