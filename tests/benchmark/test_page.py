@@ -17,6 +17,7 @@ from specwave.benchmark.diagrams import Point, positions, scatter, stacks
 from specwave.benchmark.figures import MANY, curves, dots, thinned
 from specwave.benchmark.report import headline, render, subject, unique_labels
 from specwave.benchmark.results import load_results, load_run
+from specwave.benchmark.tables import summary
 
 STYLE = Path(writers.__file__).parent / "report.css"
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -410,3 +411,11 @@ def test_a_report_imports_nothing_heavy(tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "run.yaml", "table.md", "table.tex", "table.csv", "report.html",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "said"), [({}, True), ({"dtype": "float32"}, False), ({"batch_invariant": True}, False)]
+)
+def test_why_answers_below_float32_part_is_said(tmp_path, more, said):
+    table = summary(load_run(run_folder(tmp_path / "run", more=more)))
+    assert ("largest logits were at most 0.12 apart: rounding below float32" in table.note) == said

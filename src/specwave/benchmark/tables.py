@@ -153,8 +153,27 @@ def summary(results: Sequence[Result]) -> Table:
         [header[place] for place in kept],
         [[row[place] for place in kept] for row in rows],
         [digits[place] for place in kept],
-        note=MIXED if any(len(result.machines) > 1 for result in results) else "",
+        note=" ".join(filter(None, [_mixed(results), _rounded(results)])),
     )
+
+
+def _mixed(results: Sequence[Result]) -> str:
+    return MIXED if any(len(result.machines) > 1 for result in results) else ""
+
+
+def _rounded(results: Sequence[Result]) -> str:
+    """Why answers of a narrow dtype are not plain decoding's; nothing for float32, where they have to be."""
+    gaps = [
+        entry["top2_gap"]
+        for result in results
+        if result.settings.get("dtype") not in (None, "float32") and not result.settings.get("batch_invariant")
+        for entry in result.content.get("divergences", [])
+        if entry["top2_gap"] is not None
+    ]
+    if not gaps:
+        return ""
+    parted = f"Where answers left plain decoding's, the two largest logits were at most {max(gaps):.2g} apart"
+    return f"{parted}: rounding below float32. decoding.batch_invariant=true makes them equal."
 
 
 def _share(exact: float) -> str:
