@@ -1,6 +1,6 @@
 """How long training probes takes once the states are captured: all sites, read from disk as in `train.py task=probe`.
 
-    python benchmarks/probe.py [--tokens 300000] [--layers 30] [--width 576] [--folder /tmp/states]
+    python benchmarks/probe.py [--tokens 300000] [--layers 30] [--width 576] [--folder states]
 
 Quiet machine; 1 GB of disk for every 14,000 tokens of the default's size, removed at the end. The states are random,
 with a direction planted that tells copied tokens from others, the better the deeper the layer: how long training takes

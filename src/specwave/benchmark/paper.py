@@ -11,7 +11,7 @@ from specwave.benchmark import accounts
 from specwave.benchmark.comparisons import Contrast, contrasts
 from specwave.benchmark.results import Result
 from specwave.benchmark.seed_tables import over_seeds_table
-from specwave.benchmark.tables import Cell, Table, answered, names, ranged, setting, summary, varying
+from specwave.benchmark.tables import Cell, Table, answered, bracketed, names, ranged, setting, summary, varying
 
 ONE_DRAFTER = "Rows of one method with the same layers are one drafter, measured once: several rules choose its layers."
 OWN = ("sampling.temperature", "decoding.total_token")  # what blocks are made of is no column
@@ -81,7 +81,7 @@ def by_category(results: Sequence[Result], figure: str, title: str, digits: int,
             average = sum(known) / len(known) if known and len(known) == len(values) else None
             own = [setting(result, dotted) for dotted in extra]
             overall = result.content["overall"]
-            spread = [_range((overall.get("intervals") or {}).get(figure), digits)] if printed else []
+            spread = [bracketed((overall.get("intervals") or {}).get(figure), digits)] if printed else []
             method, layers, rule = names(result)
             chosen: list[Cell] = [*result.rules] if printed and result.rules else [rule]
             for one in chosen:
@@ -146,19 +146,15 @@ def differences(results: Sequence[Result], labels: Sequence[str]) -> list[Table]
             one.second,
             one.questions,
             f"{one.tau:+.3f}",
-            _range(one.tau_interval),
+            bracketed(one.tau_interval),
             None if one.speed is None else f"{one.speed:.3f}",
-            _range(one.speed_interval),
+            bracketed(one.speed_interval),
             sure(one),
         ]
         for one in found
     ]
     title = "Differences between methods (paired by question, 95 % intervals)"
     return [Table(title, header, rows, [0] * len(header))]
-
-
-def _range(interval: Sequence[float] | None, digits: int = 3) -> str | None:
-    return None if interval is None else f"[{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
 
 
 def sure(one: Contrast) -> str:

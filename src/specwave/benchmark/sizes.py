@@ -11,10 +11,9 @@ from typing import Any
 
 from specwave.benchmark.bootstrap import ratio_interval
 from specwave.benchmark.figures import LEFT, RIGHT, Plot, keys_of
-from specwave.benchmark.paper import ranged
 from specwave.benchmark.results import Result
 from specwave.benchmark.svg import Canvas, axis, bottom_axis, fixed_axis, left_axis
-from specwave.benchmark.tables import Cell, Table
+from specwave.benchmark.tables import Cell, Table, ranged
 
 
 @dataclass(frozen=True)

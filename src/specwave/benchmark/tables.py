@@ -103,8 +103,12 @@ def ranged(value: float | None, interval: Sequence[float] | None, digits: int) -
     """1.35 [1.31, 1.40]"""
     if value is None:
         return None
-    low_high = "" if interval is None else f" [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
-    return f"{value:.{digits}f}{low_high}"
+    return " ".join(filter(None, [f"{value:.{digits}f}", bracketed(interval, digits)]))
+
+
+def bracketed(interval: Sequence[float] | None, digits: int = 3) -> str | None:
+    """[1.310, 1.400]"""
+    return None if interval is None else f"[{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
 
 
 def names(result: Result) -> list[Cell]:

@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from specwave.artifacts import UserError
 from specwave.copying.composite import Composite
 from specwave.copying.ledger import PLAIN
 from specwave.copying.proposers import built, check_method, takes_checkpoint, usable, used
 from specwave.decoding import Context, Proposer, Tree, generate
 from specwave.target import Target
+from specwave.target.clock import wait
 
 
 @dataclass(frozen=True)
@@ -123,9 +122,7 @@ class Hindsight(Composite):
 
 def now(context: Context) -> float:
     """Seconds by the clock, when the device has done what it was given."""
-    device = context.session.target.device
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait(context.session.target)
     return time.perf_counter()
 
 
