@@ -21,10 +21,15 @@ def benchmark(script):
 def counted(benchmark, target, settings, new_tokens=14):
     """(how often each part was called, the calls, what was generated)."""
     proposer, forward = settings.build(target), Session.forward
-    with benchmark.watched() as calls:
+    settled = []
+    with benchmark.watched(lambda: settled.append(None)) as (calls, seconds):
         made = generate(target, proposer, PROMPT, max_new_tokens=new_tokens, eos_ids=())
     assert Session.forward is forward
-    return Counter({key: len(again) for key, again in calls.items()}), calls, made
+    found = Counter({key: len(again) for key, again in calls.items()})
+    assert len(settled) == 2 * found.total()  # before and behind each
+    assert seconds.keys() == {key[0] for key in found}
+    assert 0 < seconds.total() < made.seconds
+    return found, calls, made
 
 
 def test_an_early_exit_runs_its_blocks_once_more_than_it_drafts(benchmark, mild):
@@ -59,7 +64,7 @@ def test_a_call_is_repeated_where_it_was_made(benchmark, mild):
     target = mild["llama"]
     session = target.session(1, 64)
     tokens = torch.tensor([PROMPT])
-    with benchmark.watched() as calls:
+    with benchmark.watched(lambda: None) as (calls, _):
         session.forward(tokens)
         session.advance([len(PROMPT)])
         session.forward(tokens[:, :1], plan=[True] * 16)
@@ -76,13 +81,14 @@ def test_every_method_has_its_line(benchmark, mild, monkeypatch, capsys, tmp_pat
     monkeypatch.setattr(benchmark, "load_target", lambda *_, **__: mild["llama"])
     benchmark.main()
     lines = capsys.readouterr().out.splitlines()
-    rows = {line.split()[0]: list(map(float, line.split()[1:])) for line in lines[2:-1]}
+    rows = {line.split()[0]: list(map(float, line.split()[1:])) for line in lines[3:-1]}
     assert list(rows) == methods
-    for rounds, clock, parts, ratio, draft, verify, search, head, choice in rows.values():
+    for rounds, clock, parts, ratio, alone, alone_ratio, draft, verify, search, head, choice in rows.values():
         assert 1 <= rounds <= 40
         assert ratio == pytest.approx(clock / parts, rel=0.05)  # of figures rounded to 0.01 ms
+        assert alone_ratio == pytest.approx(clock / alone, rel=0.05)
         assert draft + verify + search + head + choice == pytest.approx(parts, abs=0.05)
         assert min(verify, choice) > 0
-    assert rows["clasp"][6] > 0 == rows["layerskip"][6]
-    assert rows["kangaroo"][7] > 0
+    assert rows["clasp"][8] > 0 == rows["layerskip"][8]
+    assert rows["kangaroo"][9] > 0
     assert lines[-1].startswith("not within 10% of their parts: ")
