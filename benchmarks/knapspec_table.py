@@ -2,12 +2,12 @@
 
     python benchmarks/knapspec_table.py runs/knapspec_table_smollm2
 
-Reads the finished evaluations of a chain's folder and writes there by_context.csv and by_context.md: for every set of
-questions (a length of long_context, a category of Spec-Bench) and every method tokens per second and speedup with their
-intervals over questions, τ, α (accepted drafts / drafts), γ (drafts of a round that drafts), kept attentions and MLPs
-(means over the plans that were drafted with) and the share of time that planning took. Rates are of decoding alone: a
-prompt of thousands of tokens costs every method the same, and would hide what they differ in. The note names the
-training that Kangaroo's adapter took. Only reads; any machine.
+Reads the evaluations of a chain's folder, as it was last run, and writes there by_context.csv and by_context.md: for
+every set of questions (a length of long_context, a category of Spec-Bench) and every method tokens per second and
+speedup with their intervals over questions, τ, α (accepted drafts / drafts), γ (drafts of a round that drafts), kept
+attentions and MLPs (means over the plans that were drafted with) and the share of time that planning took. Rates are of
+decoding alone: a prompt of thousands of tokens costs every method the same, and would hide what they differ in. The
+note names the training that Kangaroo's adapter took. Only reads; any machine.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import yaml
 
 from specwave.app.run import read_run
 from specwave.artifacts import write_text
@@ -46,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="of the chain")
     folder = parser.parse_args().folder
-    found = [load_results(path.parent, KEY) for path in sorted(folder.glob("evaluate*/*/results.json"))]
+    found = [load_results(job, KEY) for job in jobs(folder, "evaluate") if (job / "answers.jsonl").is_file()]
     if not found:
         parser.error(f"{folder}: no evaluation of a chain has finished there")
     rows = table(found)
@@ -58,6 +60,16 @@ def main() -> None:
     page = "\n".join([*markdown(rows), "", *training_notes(folder)])
     write_text(folder / "by_context.md", f"{page}\n")
     print(page)
+
+
+def jobs(folder: Path, door: str) -> list[Path]:
+    """Folders of the finished jobs of a door's steps as the chain was last run."""
+    try:
+        steps = yaml.safe_load((folder / "chain.yaml").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    named = [folder / job for step in steps if step["step"].startswith(door) for job in step["jobs"]]
+    return [job for job in named if (read_run(job, KEY) or {}).get("status") == "finished"]
 
 
 # ---------------------------------------------------------------- figures
@@ -89,7 +101,7 @@ def sums(row: Row) -> Sums:
 
 
 def table(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Rows by set of questions, in the order in which they were met, plain decoding first: of all its measurements."""
+    """Rows by set of questions, the short ones first, and by method; plain decoding's of all its measurements."""
     plain: dict[tuple[str, Any], dict[Any, list[Sums]]] = {}
     rows: list[dict[str, Any]] = []
     for result in results:
@@ -106,9 +118,13 @@ def table(results: Sequence[Result]) -> list[dict[str, Any]]:
     for (category, heat), measured in plain.items():
         pairs = [(total(each), total(each)) for each in measured.values()]
         rows.append({"questions": category, "method": "plain decoding", "T": heat} | rates(pairs))
-    order = list(dict.fromkeys(row["questions"] for row in rows))
-    order.sort(key=lambda name: (length_of(name), name))
-    return sorted(rows, key=lambda row: (row["T"], order.index(row["questions"]), row["method"] != "plain decoding"))
+    methods = list(METHODS.values())
+
+    def place(row: Row) -> tuple[Any, ...]:
+        method, *without = row["method"].split(", ")
+        return row["T"], length_of(row["questions"]), row["questions"], methods.index(method), len(without)
+
+    return sorted(rows, key=place)
 
 
 def answers(folder: Path) -> dict[Any, Row]:
@@ -172,16 +188,11 @@ def kept_sets(result: Result, asked: Mapping[Any, Row], pairs: Sequence[tuple[Su
 
 def label(result: Result) -> str:
     """The method, and of KnapSpec what was left out of it."""
-    name = METHODS.get(result.content["method"], result.content["method"])
+    name = METHODS[result.content["method"]]
     if result.content["method"] != "knapspec":
         return name
-    parts = (
-        ("plan_share", None, "plans whenever due"),
-        ("fixed_gamma", True, "fixed γ"),
-        ("adapt", False, "no adaptation"),
-    )
     decoding = result.settings["decoding"]
-    return ", ".join([name, *(words for key, value, words in parts if decoding[key] is value)])
+    return ", ".join([name, *(words for key, value, words in VARIANTS if decoding[key] is value)])
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -195,14 +206,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             low, high = (row[end] for end in ends)
             words = "" if low is None else f" [{low:.{digits}f}, {high:.{digits}f}]"
             shown.append(f"{row[name]:.{digits}f}{words}")
-        for name, form in (
-            ("τ", ".2f"),
-            ("α", ".2f"),
-            ("γ", ".1f"),
-            ("attentions", ".1f"),
-            ("MLPs", ".1f"),
-            ("plan time", ".1%"),
-        ):
+        for name, form in SHOWN.items():
             value = row.get(name)
             shown.append("–" if value is None else format(value, form))
         lines.append(f"| {' | '.join(shown)} |")
@@ -212,8 +216,8 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def training_notes(folder: Path) -> list[str]:
     """What Kangaroo's adapters took to train."""
     notes = []
-    for path in sorted(folder.glob("train*/*/run.yaml")):
-        record = read_run(path.parent, KEY) or {}
+    for job in jobs(folder, "train"):
+        record = read_run(job, KEY) or {}
         if {"exit", "parameters", "training_seconds"} <= record.keys():
             notes.append(
                 f"Kangaroo's adapter: {record['parameters']:,} parameters behind {record['exit']} blocks, taught on "

@@ -6,8 +6,8 @@ Every method decodes the same questions once watched: which forwards it asks for
 which searches, heads, choices of tokens. Each kind of call is then repeated alone, in turn with the others, behind the
 tokens that the middle one stood behind, and its median is counted as often as it was called ("alone"); and it is timed
 where it is called ("in place"). What is left of the clock is what no part explains; the goal is within 10 %. Clock and
-parts take turns. Kangaroo drafts with an adapter that has learned nothing, which takes as long. Draft & Verify's plan is
-searched first (minutes once, noted in the cache). Quiet machine.
+parts take turns. Kangaroo drafts with an adapter that has learned nothing, which takes as long. Draft & Verify's plan
+is searched first (minutes once, noted in the cache). Quiet machine.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -92,11 +93,11 @@ def main() -> None:
         except UserError as error:
             print(f"{name:<13} {error}")
             continue
-        both = [(1e3 * parts.total(), found.clock / parts.total()) for parts in (found.placed, found.alone)]
-        sums = " ".join(f"{total:8.2f} {ratio:6.3f}" for total, ratio in both)
+        both = zip((found.placed.total(), found.alone), found.ratios, strict=True)
+        sums = " ".join(f"{1e3 * total:8.2f} {ratio:6.3f}" for total, ratio in both)
         shares = " ".join(f"{1e3 * found.placed[kind]:8.2f}" for kind in KINDS)
         print(f"{name:<13} {found.rounds:6} {1e3 * found.clock:8.2f} {sums}  {shares}")
-        outside += [f"{name} ({how})" for how, (_, ratio) in zip(("in place", "alone"), both, strict=True)
+        outside += [f"{name} ({how})" for how, ratio in zip(("in place", "alone"), found.ratios, strict=True)
                     if abs(ratio - 1) > GOAL]  # fmt: skip
     print(f"not within {GOAL:.0%} of their parts: {', '.join(outside) or 'none'}")
 
@@ -112,17 +113,19 @@ def build(target: Target, name: str) -> Any:
 
 
 class Measured(NamedTuple):
-    """Seconds of a mean round: by the clock, and of its parts by kind, timed where they are called and alone."""
+    """Seconds of a mean round: by the clock, of its parts by kind where they are called, and of all of them alone; and
+    the clock over both sums, by turns."""
 
     rounds: int
     clock: float
     placed: Counter[str]
-    alone: Counter[str]
+    alone: float
+    ratios: tuple[float, float]
 
 
 def measure(target: Target, name: str, prompts: Sequence[Sequence[int]], new_tokens: int, turns: int) -> Measured:
-    """Watched once; then parts alone, in place and the clock, `turns` times: medians of each. What a method does before
-    it decodes is no part of a round."""
+    """Watched once; then parts alone, in place and the clock, `turns` times: medians of each. A ratio is of neighbours,
+    since machines drift. What a method does before it decodes is no part of a round."""
 
     def decode() -> float:
         proposer, seconds, rounds = build(target, name), 0.0, 0
@@ -142,7 +145,8 @@ def measure(target: Target, name: str, prompts: Sequence[Sequence[int]], new_tok
     alone, placed, clocked = [], [], [decode()]
     for _ in range(turns):
         with torch.inference_mode():
-            alone.append(medians(middle, settle))
+            taken = medians(middle, settle)
+        alone.append(sum(len(calls) * taken[key] for key, calls in seen.calls.items()))
         with watched(settle) as timed:
             decode()
         placed.append(timed.seconds)
@@ -150,11 +154,19 @@ def measure(target: Target, name: str, prompts: Sequence[Sequence[int]], new_tok
     rounds = counts[0]
     if set(counts) != {rounds}:
         raise RuntimeError(f"{name} took {rounds} rounds at first, then {counts[1:]}")
-    parts = Counter[str]()
-    for key, calls in seen.calls.items():
-        parts[key[0]] += len(calls) * median(once[key] for once in alone) / rounds
-    middling = Counter({kind: median(once[kind] for once in placed) / rounds for kind in KINDS})
-    return Measured(rounds, median(clocked) / rounds, middling, parts)
+    around = [(before + after) / 2 for before, after in pairwise(clocked)]
+    sums = [once.total() for once in placed], alone
+    return Measured(
+        rounds,
+        median(clocked) / rounds,
+        Counter({kind: median(once[kind] for once in placed) / rounds for kind in KINDS}),
+        median(alone) / rounds,
+        (ratio_of(around, sums[0]), ratio_of(around, sums[1])),
+    )
+
+
+def ratio_of(clocks: Sequence[float], sums: Sequence[float]) -> float:
+    return median(clock / parts for clock, parts in zip(clocks, sums, strict=True))
 
 
 # ---------------------------------------------------------------- watching

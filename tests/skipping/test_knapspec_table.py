@@ -32,6 +32,7 @@ def evaluation(folder, method, rows, base, plans=None, **decoding):
     (folder / "baseline").mkdir(parents=True)
     content = {"schema": 1, "method": method, "label": method, "settings": settings, **blocks}
     (folder / "results.json").write_text(json.dumps(content))
+    (folder / "run.yaml").write_text(yaml.safe_dump({"app": "evaluate", "status": "finished", "config": {}}))
     for place, lines in ((folder, rows), (folder / "baseline", base)):
         (place / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
     if isinstance(plans, dict):
@@ -73,6 +74,15 @@ def chain(tmp_path):
     record = {"app": "train", "status": "finished", "config": {}, "exit": 2, "parameters": 884736, "tokens": 307200,
               "training_seconds": 412.3, "wall_seconds": 540.0}  # fmt: skip
     (tmp_path / "train/5/run.yaml").write_text(yaml.safe_dump(record))
+    evaluation(tmp_path / "evaluate/6", "swift", DRAFTED, PLAIN, tried)  # of earlier settings: named no more
+    evaluation(tmp_path / "evaluate/7", "clasp", DRAFTED, PLAIN, [])
+    (tmp_path / "evaluate/7/run.yaml").write_text(yaml.safe_dump({"app": "evaluate", "status": "failed", "config": {}}))
+    steps = [
+        {"step": "train", "command": "-", "jobs": ["train/5"]},
+        {"step": "evaluate_rivals", "command": "-", "jobs": ["evaluate/4", "evaluate/7", "evaluate/3"]},
+        {"step": "evaluate", "command": "-", "jobs": ["evaluate/2", "evaluate/1"]},
+    ]
+    (tmp_path / "chain.yaml").write_text(yaml.safe_dump(steps))
     return tmp_path
 
 
@@ -82,12 +92,12 @@ def test_the_table(benchmark, chain, monkeypatch, capsys):
     with open(chain / "by_context.csv", newline="") as stream:
         rows = list(csv.DictReader(stream))
     variant = "KnapSpec, plans whenever due, fixed γ, no adaptation"
-    names = ["plain decoding", "KnapSpec", variant, "LayerSkip", "SWIFT"]
+    names = ["plain decoding", "KnapSpec", variant, "SWIFT", "LayerSkip"]
     assert [(row["questions"], row["method"]) for row in rows] == [
         *(("summarization_128", name) for name in names),
         *(("summarization_4k", name) for name in names if name != "LayerSkip"),
     ]
-    plain, knapspec, _, layerskip, swift = rows[:5]
+    plain, knapspec, _, swift, layerskip = rows[:5]
     assert float(plain["tokens/s"]) == 2.0  # 16 tokens in 8 s: without the prompts
     assert float(knapspec["tokens/s"]) == 2.0  # 16 in 2 + 6
     assert (float(knapspec["low"]), float(knapspec["high"])) == pytest.approx((8 / 6, 4.0))

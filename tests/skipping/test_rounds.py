@@ -74,6 +74,10 @@ def test_a_call_is_repeated_where_it_was_made(benchmark, mild):
     assert session.lengths == [len(PROMPT)]
 
 
+def test_a_ratio_is_of_neighbours(benchmark):
+    assert benchmark.ratio_of([2.0, 4.0, 9.0], [1.0, 2.0, 3.0]) == 2.0  # a machine that slows down slows both
+
+
 def test_every_method_has_its_line(benchmark, mild, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("SPECWAVE_CACHE", str(tmp_path))
     methods = ["swift", "clasp", "asd", "layerskip", "kangaroo", "del", "knapspec"]
@@ -85,8 +89,7 @@ def test_every_method_has_its_line(benchmark, mild, monkeypatch, capsys, tmp_pat
     assert list(rows) == methods
     for rounds, clock, parts, ratio, alone, alone_ratio, draft, verify, search, head, choice in rows.values():
         assert 1 <= rounds <= 40
-        assert ratio == pytest.approx(clock / parts, rel=0.05)  # of figures rounded to 0.01 ms
-        assert alone_ratio == pytest.approx(clock / alone, rel=0.05)
+        assert min(clock, ratio, alone, alone_ratio) > 0
         assert draft + verify + search + head + choice == pytest.approx(parts, abs=0.05)
         assert min(verify, choice) > 0
     assert rows["clasp"][8] > 0 == rows["layerskip"][8]
