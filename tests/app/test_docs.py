@@ -183,12 +183,16 @@ SMALL = (
 )
 
 
+def bare(words):
+    return " ".join(shlex.split(words, comments=True))
+
+
 def plain_commands():
     """(page, door, words) of every command that is no chain, once."""
     found = {}
     for page, door, words in EVERY:
         if door != "chain":
-            found.setdefault((door, " ".join(shlex.split(words, comments=True))), (page, door, words))
+            found.setdefault((door, bare(words)), (page, door, words))
     return list(found.values())
 
 
@@ -197,10 +201,6 @@ COMMANDS = plain_commands()
 
 def elsewhere(words):
     return next((said for part, said in ELSEWHERE if re.search(part, words)), None)
-
-
-def bare(words):
-    return " ".join(shlex.split(words, comments=True))
 
 
 @pytest.fixture(scope="module")
