@@ -33,7 +33,7 @@ CONTEXTS = (128, 512, 2048, 8192)
 _REPEAT = 5
 _WINDOW = 5  # tokens of the search that is timed
 _LEAST = 1e-9  # seconds: a difference of two medians may come out negative, where a sub-layer costs nearly nothing
-_SCHEME = 2
+_SCHEME = 1
 
 
 def spread_contexts(max_length: int, sizes: Sequence[int] = SIZES) -> tuple[int, ...]:
@@ -94,29 +94,31 @@ def _measure(
     target: Target, contexts: Sequence[int], sizes: Sequence[int], invariant: bool, facts: dict[str, Any]
 ) -> Latency:
     blocks = target.num_layers
-    plans = {"attention": [True, False] * blocks, "mlp": [False, True] * blocks, "rest": [False] * (2 * blocks)}
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, target.vocab_size, (1, max(sizes)), generator=draw).to(target.device)
-    sessions: list[Session] = []
-    jobs: dict[Any, Callable[[], Any]] = {}
-    for context in contexts:  # all in turn: a machine that takes its time to wake up would make the first look costly
+    attention, mlp, rest, forward, sessions = [], [], [], [], []
+    for context in contexts:
         session = target.session(1, context + max(sizes), invariant)
         _fill(session, context)
+        draw = torch.Generator().manual_seed(0)
+        tokens = torch.randint(0, target.vocab_size, (1, max(sizes)), generator=draw).to(target.device)
+        plans = {"attention": [True, False] * blocks, "mlp": [False, True] * blocks, "rest": [False] * (2 * blocks)}
+        jobs: dict[Any, Callable[[], Any]] = {
+            name: partial(_step, session, tokens[:, :1], kept) for name, kept in plans.items()
+        }
+        for size in sizes:
+            jobs[size] = partial(session.forward, tokens[:, :size])
+        taken = medians(jobs, lambda: wait(target))
+        rest.append(max(taken["rest"], _LEAST))
+        attention.append(max((taken["attention"] - taken["rest"]) / blocks, _LEAST))
+        mlp.append(max((taken["mlp"] - taken["rest"]) / blocks, _LEAST))
+        forward.append(tuple(taken[size] for size in sizes))
         sessions.append(session)
-        jobs |= {(context, name): partial(_step, session, tokens[:, :1], kept) for name, kept in plans.items()}
-        jobs |= {(context, size): partial(session.forward, tokens[:, :size]) for size in sizes}
-    taken = medians(jobs, lambda: wait(target))
-
-    def each(name: str) -> tuple[float, ...]:
-        return tuple(max((taken[n, name] - taken[n, "rest"]) / blocks, _LEAST) for n in contexts)
-
     costs = Latency(
         contexts=tuple(contexts),
-        attention=each("attention"),
-        mlp=each("mlp"),
-        rest=tuple(max(taken[n, "rest"], _LEAST) for n in contexts),
+        attention=tuple(attention),
+        mlp=tuple(mlp),
+        rest=tuple(rest),
         sizes=tuple(sizes),
-        forward=tuple(tuple(taken[n, size] for size in sizes) for n in contexts),
+        forward=tuple(forward),
         search=(1.0,) * len(contexts),
         num_layers=blocks,
         facts=facts,
