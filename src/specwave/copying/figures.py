@@ -68,7 +68,7 @@ def calibration_figure(path: Path, curves: Mapping[str, Calibration], threshold:
         upper.set_ylim(-0.03, 1.03)
         lower.set_ylabel("tokens")
         lower.set_yscale("symlog")
-        lower.set_ylim(0, None)
+        lower.set_ylim(0, 2 * max(float(curve.counts.max()) for curve in curves.values()))
         lower.set_xlabel("probability (dashed: threshold)")
         figure.legend(loc="outside lower center")
         return write_figure(path, figure)
