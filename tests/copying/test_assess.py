@@ -72,6 +72,12 @@ def test_a_domain_is_no_kind_of_the_same_name():
     assert [one.ids for one in data.of("code").answers] == [[2, 2]]
 
 
+def test_prompts_of_one_template_are_drawn_together():
+    made = [Answer([1, 1], 1, template="a"), Answer([2, 2], 1, template="b"), Answer([3, 3, 3], 1, template="a")]
+    assert Labelled(made, 1).template_of.tolist() == [0, 1, 0, 0]
+    assert Labelled([Answer([1, 1], 1), Answer([2, 2], 1)], 1).template_of.tolist() == [0, 1]
+
+
 # ---------------------------------------------------------------- intervals
 
 
@@ -138,7 +144,7 @@ def played(answer, probabilities, threshold, rounds, tau):
         match, left = index.find(), answer.ids[len(text) :]
         room = min(rounds.length, len(left) - 1)
         if done and match is not None and room > 0 and probabilities[done - 1] >= threshold:
-            drafts = continuation(text, match.start, room)
+            drafts = continuation(text, match.start, room, overlap=True)
             right = sum(
                 1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(drafts, left, strict=False))
             )

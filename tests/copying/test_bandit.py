@@ -239,3 +239,32 @@ def test_rewards_are_tokens_per_second(tiny, monkeypatch):
     generate(tiny, BanditSpec(arms, policy), PROMPTS[0], max_new_tokens=64, eos_ids=())
     assert kept[0][:3] == pytest.approx([1.0] * 3)  # one token in half a second against four in three
     assert kept[1][:3] == pytest.approx([4 / 3 / 2] * 3)
+
+
+def test_a_round_without_a_draft_is_nobodys(tiny):
+    arms = {"copy": PldDecoding(8, 4).build(tiny), "none": None}
+    proposer = BanditSpec(arms, lambda count, sequence: Ucb(count, 1.0), times=times)
+    generate(tiny, proposer, [9, 300, 41], max_new_tokens=40, eos_ids=())
+    account = proposer.ledger.of(0)
+    assert account["plain"]["why"].keys() == {"copy pulled", "none pulled"}
+    assert account["plain"]["drafted"] == 0
+    assert account["copy"]["rounds"] <= account["copy"]["drafted"]
+    assert account["copy"]["why"] == {"copy pulled": account["copy"]["rounds"]}
+
+
+def test_the_round_in_which_an_arm_reads_the_prompt_is_not_learned_from(tiny, neural):
+    arms = {"copy": PldDecoding().build(tiny), "chain": neural(tiny, 2), "suffix": SuffixDecoding().build(tiny)}
+    proposer = BanditSpec(arms, lambda count, sequence: Ucb(count, 0.1))
+    kept, end = {}, proposer.end
+
+    def ended(row):
+        kept[row] = list(proposer.bandits[row].policy.pulls)
+        end(row)
+
+    proposer.end = ended
+    made = generate(tiny, proposer, PROMPTS, max_new_tokens=60, eos_ids=())
+    for row, lengths in enumerate(made.accept_lengths):
+        account = proposer.ledger.of(row)
+        pulls = [sum(tally["why"].get(f"{name} pulled", 0) for tally in account.values()) for name in arms]
+        assert sum(pulls) == len(lengths)
+        assert kept[row] == [pulls[0], pulls[1] - 1, pulls[2]]

@@ -7,6 +7,7 @@ from specwave.copying import PldDecoding, SuffixDecoding
 from specwave.copying.composite import Composite, FirstOf
 from specwave.copying.hindsight import Hindsight, accepted
 from specwave.decoding import BaseProposer, Sampling, Tree, generate
+from specwave.skipping import KnapSpecDecoding, LayerSkipDecoding
 from specwave.target import Wants
 
 PROMPTS = [[5, 9, 200, 31, 5, 9, 200, 80, 5, 9], [4], [300, 12, 12, 12, 8, 9, 12, 12, 12, 8], [7, 8, 9] * 5]
@@ -230,6 +231,49 @@ def test_hindsight_commits_what_the_best_child_would_have(sampling, five, neural
     for child in children().values():  # a greedy walk through a text is not the fewest rounds there are, but near it
         alone = generate(five, child, prompts, max_new_tokens=60, sampling=sampling)
         assert best.rounds <= alone.rounds + 1
+
+
+def test_what_a_child_left_in_the_cache_is_not_gone_on_from_where_another_ran(tiny):
+    """Early exits leave their blocks' keys behind the committed tokens; the second one overwrites the first one's."""
+
+    class Two(Composite):
+        """Asks both, takes the first."""
+
+        def draft(self, contexts):
+            trees, _ = (self.ask(name, contexts) for name in self.children)
+            return {context.row: tree for context, tree in zip(contexts, trees, strict=True)}
+
+    def children():
+        return {str(block): LayerSkipDecoding(gamma=4, exit=block).build(tiny) for block in (4, 1)}
+
+    plain = generate(tiny, None, PROMPTS, max_new_tokens=60, eos_ids=())
+    for proposer in (Two(children()), Hindsight(children())):
+        made = generate(tiny, proposer, PROMPTS, max_new_tokens=60, eos_ids=())
+        assert made.tokens == plain.tokens
+        assert made.rounds < plain.rounds
+    seen = []
+
+    class One(FirstOf):
+        def propose(self, contexts):
+            trees = super().propose(contexts)
+            seen.extend(tree.resume for tree in trees if len(tree))
+            return trees
+
+    only = One({"copy": PldDecoding(2, 4).build(tiny), "exit": LayerSkipDecoding(gamma=4, exit=4).build(tiny)})
+    assert generate(tiny, only, PROMPTS, max_new_tokens=60, eos_ids=()).tokens == plain.tokens
+    assert any(one is not None for one in seen)  # who runs alone is gone on from
+
+
+def test_children_write_into_folders_of_their_own(tiny, tmp_path):
+    kinds = {"a": KnapSpecDecoding(plan_share=None), "b": KnapSpecDecoding(plan_share=None, gamma=2)}
+    proposer = FirstOf({"copy": PldDecoding().build(tiny), **{name: kind.build(tiny) for name, kind in kinds.items()}})
+    proposer.take_up(tmp_path)
+    proposer.warmed_up()
+    generate(tiny, proposer, PROMPTS[0], max_new_tokens=20, eos_ids=())
+    proposer.flush(tmp_path)
+    proposer.report(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
+    assert (tmp_path / "a/plans.jsonl").is_file()
 
 
 def test_hindsight_looks_ahead_again_where_the_output_went_elsewhere(five):

@@ -45,7 +45,8 @@ def test_without_a_checkpoint(method, tmp_path):
     assert results["overall"]["exact_match_rate"] == 1.0
     assert results["settings"]["decoding"]["name"] == method
     assert results["settings"]["checkpoint"] is None
-    named = {"copyspec": {"copy", "plain"}, "banditspec": {"copy_4", "copy_10"}}.get(method, {"copy", "plain"})
+    own = {"banditspec": {"copy_4", "copy_10", "plain"}, "oracle": {"copy", "copy_48", "plain"}}
+    named = own.get(method, {"copy", "plain"})
     for row in rows:
         sources = row["specwave"]["sources"]
         assert len(sources) == len(row["choices"][0]["turns"])
@@ -58,8 +59,8 @@ def test_without_a_checkpoint(method, tmp_path):
     ("method", "sources"),
     [
         ("copyspec", {"copy", "neural", "plain"}),
-        ("banditspec", {"copy_4", "copy_10", "neural_2", "neural_4"}),
-        ("oracle", {"copy", "neural", "plain"}),
+        ("banditspec", {"copy_4", "copy_10", "neural_2", "neural_4", "plain"}),
+        ("oracle", {"copy", "copy_48", "neural", "plain"}),
     ],
 )
 def test_with_a_checkpoint(method, sources, checkpoint, tmp_path):
@@ -118,11 +119,11 @@ def test_settings_name_the_methods_within(checkpoint, tmp_path):
         (["decoding=banditspec", "decoding.arms.copy_4=null"], "without a checkpoint there is only copy_10"),
         (["decoding=banditspec", "decoding.arms.copy_4.lenght=2"], "did you mean decoding.arms.copy_4.length?"),
         (
-            ["decoding=oracle", "decoding.sources.copy=null"],
+            ["decoding=oracle", "decoding.sources.copy=null", "decoding.sources.copy_48=null"],
             "^decoding.sources=.*they all need a drafter: give its che",
         ),
         (
-            ["decoding=oracle", "decoding.sources.copy=null", "decoding.sources.neural=null"],
+            ["decoding=oracle", *(f"decoding.sources.{name}=null" for name in ("copy", "copy_48", "neural"))],
             "^decoding.sources=.*: give at least one decoding method",
         ),
         (["decoding=oracle", "decoding.sources.copy=7"], "^decoding.sources.copy=7: a decoding method is expected"),

@@ -288,10 +288,12 @@ def test_a_file_of_prompts(tmp_path):
         ({"prompt": ["a"]}, r":2: prompt must be a text that is not blank"),
         ({"prompt": "b", "kind": ""}, r":2: kind must be a text that is not blank"),
         ({"prompt": "b", "kind": 3}, r":2: kind must be a text that is not blank, got 3"),
+        ({"prompt": "b", "kind": "all"}, r":2: kind must not be all"),
         ({"prompt": "b", "domain": "maths"}, r":2: domain must be one of code, prose, reasoning, got 'maths'"),
         ({"prompt": "b", "domain": None}, r":2: domain must be one of code, prose, reasoning, got None"),
         ({"prompt": "first "}, r":2: the prompt of line 1 again"),
         ('{"prompt": "half \\ud83d"}', r":2: the prompt holds half of a surrogate pair"),
+        ('{"prompt": "b", "kind": "half \\ud83d"}', r":2: the kind holds half of a surrogate pair"),
     ],
 )
 def test_lines_that_are_wrong(tmp_path, line, said):

@@ -15,11 +15,12 @@ from specwave.app import config as configs
 from specwave.app.evaluate import main
 from specwave.app.run import Run
 from specwave.artifacts import UserError
-from specwave.copying import LastN, PldDecoding, switch
+from specwave.copying import BanditSpecDecoding, CopySpecDecoding, LastN, PldDecoding, switch
 from specwave.copying.composite import FirstOf
 from specwave.copying.folder import read_probe, write_probe
+from specwave.copying.hindsight import OracleDecoding
 from specwave.copying.lookup import Lookup
-from specwave.copying.switch import Probe, Switch, SwitchSdDecoding, merged
+from specwave.copying.switch import Probe, Switch, SwitchSdDecoding, merged, reads_probe
 from specwave.decoding import Sampling, Tree, generate
 from specwave.decoding.loop import ROOM
 from specwave.eagle.export import TargetFacts, write_drafter
@@ -280,9 +281,36 @@ def test_the_copys_length_by_the_card_and_the_clock(folder, tiny, monkeypatch):
     write_probe(folder, tiny, weights_of(tiny), card_of(tiny, copies=[rows[0] | {"length": 65}]))
     with pytest.raises(UserError, match=r"probe_checkpoint=.*of a length that no round verifies"):
         settings.build(tiny)
+    for changes in ({"accepted": 5}, {"drafted": 4.5}):
+        write_probe(folder, tiny, weights_of(tiny), card_of(tiny, copies=[rows[0] | changes]))
+        with pytest.raises(UserError, match=r"probe_checkpoint=.*more are accepted than drafted"):
+            settings.build(tiny)
+    write_probe(folder, tiny, weights_of(tiny), card_of(tiny, copies=rows))
+    for changes in ({"layer": 5}, {"threshold": 0.5}, {"n": 4}, {"occurrence": "first"}):
+        with pytest.raises(UserError, match=r"decoding.length=auto: what copies bring is known for the probe's own"):
+            SwitchSdDecoding(None, str(folder), length="auto", **changes).build(tiny)
     write_probe(folder, tiny, weights_of(tiny), card_of(tiny, copies=[]))
     with pytest.raises(UserError, match=r"decoding.length=auto: no copy was triggered"):
         settings.build(tiny)
+
+
+def test_a_copy_goes_on_with_itself_at_the_end_of_the_text(folder, tiny, context_of):
+    copy = SwitchSdDecoding(None, str(folder)).build(tiny).copy
+    context = context_of([9, 1, 2, 3, 1, 2, 3])
+    copy.begin([context])
+    assert copy.copied(context) == [1, 2, 3, 1, 2, 3, 1, 2, 3, 1]
+
+
+def test_a_probe_is_found_within_other_methods(folder):
+    switch = SwitchSdDecoding(None, str(folder))
+    within = [
+        BanditSpecDecoding({"a": switch, "b": PldDecoding()}),
+        OracleDecoding({"a": switch, "b": None}),
+        CopySpecDecoding(switch),
+        CopySpecDecoding(OracleDecoding({"a": switch})),
+    ]
+    assert all(map(reads_probe, [switch, *within]))
+    assert not any(map(reads_probe, [PldDecoding(), CopySpecDecoding(None), OracleDecoding({"a": PldDecoding()})]))
 
 
 @pytest.mark.parametrize(
@@ -336,6 +364,8 @@ def damage(folder, how, target):
             "convention": {"layer_convention": "input"},
             "sites": {"sites": card["sites"][1:]},
             "choice": {"choice": {**card["choice"], "layer": 9}},
+            "layer": {"sites": [{**card["sites"][0], "layer": "0"}, *card["sites"][1:]]},
+            "half a layer": {"choice": {**card["choice"], "layer": 3.0}},
             "threshold": {"sites": [{**card["sites"][0], "threshold": 1.0}, *card["sites"][1:]]},
         }
         (folder / "card.json").write_text(json.dumps(card | changed[how]))
@@ -354,6 +384,8 @@ def damage(folder, how, target):
         ("convention", "its layer_convention is 'input'"),
         ("sites", "sites and layers of its figures"),
         ("choice", "its choice"),
+        ("layer", "a layer that is no whole number"),
+        ("half a layer", "a layer that is no whole number"),
         ("threshold", "a threshold outside of 0 … 1"),
         ("own state", "reads a token's own state"),
     ],

@@ -76,6 +76,13 @@ class Labelled:
         counts = torch.tensor([one.tokens for one in self.answers], dtype=torch.int64)
         return torch.arange(len(counts)).repeat_interleave(counts)
 
+    @cached_property
+    def template_of(self) -> Tensor:
+        """int64 [N]: a number for the template of a token's prompt; a prompt without one counts by itself."""
+        names = [one.template or place for place, one in enumerate(self.answers)]
+        number = {name: count for count, name in enumerate(dict.fromkeys(names))}
+        return torch.tensor([number[name] for name in names], dtype=torch.int64)[self.prompt_of]
+
     @property
     def both(self) -> bool:
         """Whether there are copied tokens and others."""

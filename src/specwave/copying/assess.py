@@ -98,7 +98,8 @@ def assess(
     said_N = said_PN[place].double().sigmoid()
     if settings.threshold == "throughput":
         best, rates_K = best_threshold(said_N, validation.answers, settings.rounds, forward())
-        rows[place] |= {"threshold": best} | rule_figures(held_PN[place], test, best)
+        valid = rule_figures(said_PN[place], validation, best)["f1"]
+        rows[place] |= {"threshold": best, "validation_f1": valid} | rule_figures(held_PN[place], test, best)
         simulated = [
             {"threshold": one, "tokens_per_second": float(rate)} for one, rate in zip(GRID, rates_K, strict=True)
         ]
@@ -113,7 +114,7 @@ def _test_rows(logits_PN: Tensor, test: Labelled, settings: LinearProbe) -> list
     areas, among = auc(logits_PN, labels), auc(logits_PN[:, again], labels[again])
     low = high = areas.new_full(areas.shape, math.nan)
     if settings.resamples and test.both:
-        low, high = auc_intervals(logits_PN, labels, test.prompt_of, settings.resamples, settings.seed)
+        low, high = auc_intervals(logits_PN, labels, test.template_of, settings.resamples, settings.seed)
     rows = []
     for place, logits_N in enumerate(logits_PN):
         row: Row = {name: known(ends[place]) for name, ends in (("auc", areas), ("auc_low", low), ("auc_high", high))}

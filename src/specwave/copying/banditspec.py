@@ -2,6 +2,9 @@
 
 The bandit never looks at the target's randomness of the round to come, so drafts stay deterministic in the sense of
 sample-and-match, and the output is the target's own.
+
+An arm with a drafter reads the whole prompt when it is first pulled in a sequence. By the clock that round says nothing
+of those to come and is not learned from: the arm is pulled once more.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from typing import Any
 
 from specwave.copying.bandit import Policy, Rated
 from specwave.copying.composite import Composite
+from specwave.copying.ledger import PLAIN
 from specwave.decoding import Context, Proposer, Tree, Verdict
 
 
@@ -40,10 +44,13 @@ class BanditSpec(Composite):
         self.bandits: dict[int, Rated] = {}  # by row
         self.shared: Rated | None = None
         self.pulled: dict[int, int] = {}  # by row: the arm of the round that runs
+        self.cold: dict[int, set[int]] = {}  # by row: arms that have a prompt to read yet
 
     def begin(self, contexts: Sequence[Context]) -> None:
         super().begin(contexts)
         self.pulled = {}
+        reading = set() if self.times else {arm for arm, name in enumerate(self.names) if not self.copies(name)}
+        self.cold = {context.row: set(reading) for context in contexts}
         if not self.stream:
             self.bandits = {context.row: self._bandit(context) for context in contexts}
             return
@@ -58,6 +65,7 @@ class BanditSpec(Composite):
         super().end(row)
         self.bandits.pop(row, None)
         self.pulled.pop(row, None)
+        self.cold.pop(row, None)
 
     def draft(self, contexts: Sequence[Context]) -> dict[int, Tree]:
         self.pulled = {context.row: self.bandits[context.row].choose() for context in contexts}
@@ -68,14 +76,19 @@ class BanditSpec(Composite):
                 continue
             for context, tree in zip(own, self.ask(name, own), strict=True):
                 trees[context.row] = tree
-                self.ledger.note(context.row, name, "pulled")
+                self.ledger.note(context.row, name if len(tree) else PLAIN, f"{name} pulled")
         return trees
 
     def observe(self, verdicts: Sequence[Verdict]) -> None:
         elapsed = self.ledger.elapsed
         for verdict in verdicts:
             row = verdict.context.row
-            if row in self.pulled:
+            if row not in self.pulled:
+                continue
+            arm = self.pulled.pop(row)
+            if arm in self.cold[row]:
+                self.cold[row].discard(arm)
+            else:
                 seconds = elapsed if self.times is None else self.times(1 + len(verdict.tree))
-                self.bandits[row].update(self.pulled.pop(row), len(verdict.tokens) / seconds)
+                self.bandits[row].update(arm, len(verdict.tokens) / seconds)
         super().observe(verdicts)

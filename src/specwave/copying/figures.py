@@ -36,7 +36,7 @@ def depth_figure(path: Path, rows: Sequence[Mapping[str, Any]], chosen: Mapping[
             ends = _numbers(own, "auc_low"), _numbers(own, "auc_high")
             band = axes.fill_between(layers, *ends, color=colour, alpha=0.15, linewidth=0)
             if not all(map(math.isnan, ends[0])):
-                band.set_label(f"{name}, 95 % over prompts")
+                band.set_label(f"{name}, 95 % over templates")
         if chosen["auc"] is not None:
             axes.plot(chosen["layer"], chosen["auc"], "D", color=GREEN, markersize=8, zorder=3, label="chosen")
         axes.set_xlabel("layer")

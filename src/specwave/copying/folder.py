@@ -107,6 +107,8 @@ def read_card(folder: Path, key: str = KEY) -> dict[str, Any]:
         rows = {(str(row["site"]), int(row["layer"])): float(row["threshold"]) for row in card["sites"]}
         if rows.keys() != {(site, layer) for site in SITES for layer in range(layers)}:
             raise ValueError("sites and layers of its figures")
+        if any(type(row["layer"]) is not int for row in (*card["sites"], choice)):
+            raise ValueError("a layer that is no whole number")
         if not all(0 < threshold < 1 for threshold in rows.values()):
             raise ValueError("a threshold outside of 0 … 1")
         if (choice["site"], choice["layer"]) not in rows or not 0 < float(choice["threshold"]) < 1:

@@ -1,9 +1,10 @@
-"""The best source of every round, known beforehand: what no choice among these sources can beat.
+"""The best source of every round, known beforehand: a choice among these sources that no method can make.
 
 The output is the target's own whoever drafts, so it is decoded first, plainly, and held against the drafts of all
 sources. A round counts as if only the source that is taken had been asked: what looking ahead and asking the others
 takes is set aside (`Session.aside_seconds`). That flatters a drafter a little: it catches up with the others' rounds
-for nothing.
+for nothing. In each round no choice among the sources commits more; whole answers may come to a round fewer by luck,
+since where a round ends decides what the next one finds.
 """
 
 from __future__ import annotations
@@ -82,13 +83,13 @@ class Hindsight(Composite):
         began = now(contexts[0])
         self._look_ahead([context for context in contexts if self._future(context) is None])
         drafts, seconds = dict[str, list[Tree]](), dict[str, float]()
-        for name, child in self.children.items():
+        for name in self.children:
             asked = now(contexts[0])
-            drafts[name] = child.propose(contexts)
+            drafts[name] = self.drafts(name, contexts)
             seconds[name] = (now(contexts[0]) - asked) / len(contexts)
         trees, counted = dict[int, Tree](), 0.0
         for place, context in enumerate(contexts):
-            future = self._future(context) or []
+            future = (self._future(context) or [])[:-1]  # the last token is the target's own, whoever drafts it
             worth = {name: (accepted(own[place], future), -len(own[place])) for name, own in drafts.items()}
             best = max(worth, key=worth.__getitem__)
             trees[context.row] = drafts[best][place]

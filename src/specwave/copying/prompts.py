@@ -158,10 +158,13 @@ def read_prompts(path: Path | str, key: str = "probe_data.path") -> list[ProbePr
             raise UserError(key, where, f"kind must be a text that is not blank, got {kind!r}")
         if "domain" in row and domain not in DOMAINS:
             raise UserError(key, where, f"domain must be one of {', '.join(DOMAINS)}, got {domain!r}")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:  # JSON may escape half of a surrogate pair, which no tokeniser takes
-            raise UserError(key, where, "the prompt holds half of a surrogate pair: mend it") from None
+        if kind == "all":
+            raise UserError(key, where, "kind must not be all, as the tables call everything together: rename it")
+        for name, said in (("prompt", text), ("kind", kind)):
+            try:
+                said.encode("utf-8")
+            except UnicodeEncodeError:  # JSON may escape half of a surrogate pair, which no tokeniser takes
+                raise UserError(key, where, f"the {name} holds half of a surrogate pair: mend it") from None
         earlier = line_of.setdefault(text.strip(), number)
         if earlier != number:
             raise UserError(key, where, f"the prompt of line {earlier} again: name each once")

@@ -1,8 +1,9 @@
 """How sure an AUC is: percentile intervals from prompts drawn anew with replacement.
 
-Tokens of one answer are alike, so a prompt is drawn with all its tokens. An AUC counts pairs of a copied token and
-another, so it is enough to count once, for every two prompts, how many pairs between them are in order: with c_q how
-often prompt q was drawn, p_q and n_r how many copied and other tokens there are,
+Tokens of one answer are alike, and so are those of prompts that one template made: these are drawn together, and what
+is called a prompt below is all of them. An AUC counts pairs of a copied token and another, so it is enough to count
+once, for every two prompts, how many pairs between them are in order: with c_q how often prompt q was drawn, p_q and
+n_r how many copied and other tokens there are,
 
     AUC = Σ_{q,r} c_q c_r won_{q,r} / (Σ_q c_q p_q · Σ_r c_r n_r)
 
@@ -32,7 +33,7 @@ def auc_intervals(
     """(lower, upper) ends [P] of the interval of every probe's AUC, all of them under the same resamples.
 
     Args:
-        prompt_N: the number of the prompt that each token belongs to.
+        prompt_N: the number of the prompt, or of the template, that each token belongs to.
 
     Returns:
         float64; NaN where less than half of the resamples have tokens of both classes.

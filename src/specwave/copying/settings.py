@@ -136,12 +136,18 @@ class ProbeData(ABC):
         """
         key, share = "probe_data.held_out", self.held_out
         train, held = split(prompts, share, self.seed, key)
+        if len({prompt.template for prompt in held}) < 2:
+            remedy = "holds out a single prompt or template, two are needed: raise it, or give more prompts"
+            raise UserError(key, share, remedy)
         validation, test = split(held, 0.5, self.seed, key)
         answers = self.answered(target, prompts)
         parts = []
-        for part in (train, validation, test):
+        for name, part in (("training", train), ("validation", validation), ("test", test)):
             templates = {prompt.template for prompt in part}
             parts.append([one for one in answers if one.template in templates])
+            if not parts[-1]:
+                remedy = f"none of the {len(part)} {name} prompts leaves room for so many tokens: lower it"
+                raise UserError("probe_data.max_new_tokens", self.max_new_tokens, remedy)
         return Parts(*parts)
 
     def answered(self, target: Target, prompts: Sequence[ProbePrompt]) -> list[Answer]:

@@ -65,7 +65,9 @@ def copies(answer: Answer, length: int, longest: int = LONGEST) -> Copies:
         index.extend(answer.ids[end - 1 : end])
         match, future = index.find(), answer.ids[end:]
         room = min(length, len(future) - 1)  # the round's last token is the target's own
-        drafts = continuation(answer.ids[:end], match.start, room) if match is not None and room > 0 else []
+        drafts = list[int]()
+        if match is not None and room > 0:
+            drafts = continuation(answer.ids[:end], match.start, room, overlap=True)
         right = 0
         while right < len(drafts) and drafts[right] == future[right]:
             right += 1

@@ -36,7 +36,7 @@ from specwave.copying.proposers import (
     takes_checkpoint,
     used,
 )
-from specwave.copying.simulate import best_length
+from specwave.copying.simulate import LONGEST, best_length
 from specwave.decoding import Context, Proposer, Tree
 from specwave.decoding.loop import ROOM
 from specwave.target import Target, Wants
@@ -48,8 +48,9 @@ TOGETHER = "copy+neural"
 @dataclass(frozen=True)
 class SwitchSdDecoding:
     """`decoding=switchsd`: where the last token stood before and the probe says that it is copied, the `length` tokens
-    behind the longest run of last tokens, `n` at most, that stood before; elsewhere what `neural` drafts, a decoding
-    method with the drafter in `checkpoint`; without one, plain decoding.
+    behind the longest run of last tokens, `n` at most, that stood before; a copy that comes to the end of the text goes
+    on with itself. Elsewhere what `neural` drafts, a decoding method with the drafter in `checkpoint`; without one,
+    plain decoding.
 
     `probe`: its folder. `site`, `layer`, `threshold`: null is the probe's own choice. `length` "auto": by what the card
     says copies of each length brought, and the time of a forward over so many tokens here. `together`: where it says
@@ -103,7 +104,7 @@ class SwitchSdDecoding:
             raise UserError("decoding.layer", layer, remedy)
         threshold = probes.threshold(site, layer) if self.threshold is None else self.threshold
         neural = built(self.neural, target, checkpoint, allow_other_target, self.batch_invariant)
-        length = self._length(probes, target)
+        length = self._length(probes, target, (site, layer, threshold))
         settings = replace(
             self,
             neural=None if neural is None else used(self.neural, neural),
@@ -112,19 +113,28 @@ class SwitchSdDecoding:
             threshold=threshold,
             length=length,
         )
-        copy = Lookup(partial(LastN, self.n, 1, self.occurrence), lambda _: length)
+        copy = Lookup(partial(LastN, self.n, 1, self.occurrence), lambda _: length, overlap=True)
         probe = Probe(probes.weights[site][layer].to(target.device), site, layer, threshold)
         return Switch(copy, neural, probe, self.together, Used.of(settings, probes.sha256))
 
-    def _length(self, probes: TrainedProbes, target: Target) -> int:
+    def _length(self, probes: TrainedProbes, target: Target, used: tuple[str, int, float]) -> int:
         if not isinstance(self.length, str):
             return self.length
+        known = tuple(probes.card["choice"][name] for name in ("site", "layer", "threshold"))
+        if (*used, self.n, self.occurrence) != (*known, LONGEST, "recent"):
+            remedy = (
+                "what copies bring is known for the probe's own site, layer and threshold, n=8 and occurrence=recent: "
+                "leave those as they are, or give a number"
+            )
+            raise UserError("decoding.length", self.length, remedy)
         with reading(KEY, str(self.probe), "train the probe again"):
             rows = [
                 {key: float(row[key]) for key in ("length", "drafted", "accepted")} for row in probes.card["copies"]
             ]
             if not all(1 <= row["length"] <= ROOM for row in rows):
                 raise ValueError("copies of a length that no round verifies")
+            if not all(0 <= row["accepted"] <= row["drafted"] <= row["length"] for row in rows):
+                raise ValueError("copies of which more are accepted than drafted")
         if not rows:
             remedy = (
                 "no copy was triggered when the probe was trained, so its card does not say how long: give a number"
@@ -146,7 +156,9 @@ class Used(SwitchSdDecoding):
 
 def reads_probe(method: Any) -> bool:
     """Whether a decoding method, or one within it, has a probe."""
-    return hasattr(method, "probe") or any(map(reads_probe, (getattr(method, "arms", None) or {}).values()))
+    named = (getattr(method, name, None) or {} for name in ("arms", "sources"))
+    within = [getattr(method, "neural", None), *(one for methods in named for one in methods.values())]
+    return hasattr(method, "probe") or any(reads_probe(one) for one in within if one is not None)
 
 
 def no_probe(method: Any) -> UserError:
