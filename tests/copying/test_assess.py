@@ -189,28 +189,45 @@ def test_the_best_threshold_lets_copies_through_where_they_pay():
 
 
 def test_what_copies_of_every_length_bring():
-    """Against copies made at each length, behind every token that triggers one."""
+    """Against answers played through at each length, round after round, with copies made anew."""
     answers, draw = list(texts(8, 3)), torch.Generator().manual_seed(2)
     chances = torch.rand(sum(one.tokens for one in answers), generator=draw)
     rows = {row["length"]: row for row in copy_lengths(chances, answers, 0.3)}
     assert tuple(rows) == LENGTHS
     for length in (2, 6, 48):
-        made = []
+        made, others = [], 0
         for own, one in zip(chances.split([one.tokens for one in answers]), answers, strict=True):
-            found = copies(one, length)
-            pairs = zip(own[:-1].tolist(), found.drafted, found.accepted, strict=True)
-            made += [(drafts, right) for chance, drafts, right in pairs if drafts and chance >= 0.3]
-        assert rows[length]["copies"] == len(made) > 9
+            done = 0
+            while done < one.tokens:
+                text, left = one.ids[: one.start + done], one.ids[one.start + done :]
+                index = LastN(8, 1, "recent")
+                index.extend(text)
+                match, room = index.find(), min(length, len(left) - 1)
+                if done and own[done - 1] >= 0.3 and match is not None and room:
+                    drafts = continuation(text, match.start, room, overlap=True)
+                    right = next(
+                        (n for n, pair in enumerate(zip(drafts, left, strict=False)) if pair[0] != pair[1]), room
+                    )
+                    made.append((room, right))
+                    done += right + 1
+                else:
+                    others, done = others + 1, done + 1
+        assert (rows[length]["copies"], rows[length]["others"]) == (len(made), others)
+        assert len(made) > 9
         assert rows[length]["drafted"] == pytest.approx(sum(drafts for drafts, _ in made) / len(made))
         assert rows[length]["accepted"] == pytest.approx(sum(right for _, right in made) / len(made))
     assert copy_lengths(torch.zeros(len(chances)), answers, 0.3) == []
 
 
-def test_the_length_of_most_tokens_per_second():
-    rows = [{"length": length, "drafted": float(length), "accepted": min(length, 12)} for length in (4, 12, 48)]
-    assert best_length(rows, forward) == 12
-    assert best_length(rows, lambda tokens: 1.0) == 12  # more drafts are free and bring nothing
-    assert best_length(rows, lambda tokens: float(tokens)) == 4  # each costs what it brings: the shortest of equals
+def test_the_length_under_which_all_rounds_take_least():
+    """In 100 tokens behind which 12 more are copied at most."""
+    rows = [
+        {"length": length, "copies": 10, "drafted": float(length), "accepted": right, "others": 100 - 10 * (right + 1)}
+        for length, right in ((4, 3), (8, 6), (48, 7))
+    ]
+    assert best_length(rows, forward) == 8  # 1.27 × 10 + 1.03 × 30
+    assert best_length(rows, lambda tokens: 1.0) == 48
+    assert best_length(rows, lambda tokens: float(tokens)) == 4
 
 
 @pytest.mark.parametrize(("key", "value"), [("length", 0), ("neural_tokens", 0.5), ("neural_seconds", math.inf)])

@@ -271,7 +271,8 @@ def test_the_copys_length_by_the_card_and_the_clock(folder, tiny, monkeypatch):
     with pytest.raises(UserError, match=r"probe_checkpoint=.*damaged or of another kind .*copies"):
         settings.build(tiny)
     rows = [
-        {"length": length, "copies": 9, "drafted": length, "accepted": min(length, 13)} for length in (4, 12, 16, 48)
+        {"length": length, "copies": 9, "drafted": length, "accepted": right, "others": 99 - 9 * right}
+        for length, right in ((4, 4), (12, 8), (16, 10), (48, 10))
     ]
     for found, expected in ((rows, 16), (rows[:1], 4)):
         write_probe(folder, tiny, weights_of(tiny), card_of(tiny, copies=found))
@@ -285,6 +286,9 @@ def test_the_copys_length_by_the_card_and_the_clock(folder, tiny, monkeypatch):
         write_probe(folder, tiny, weights_of(tiny), card_of(tiny, copies=[rows[0] | changes]))
         with pytest.raises(UserError, match=r"probe_checkpoint=.*more are accepted than drafted"):
             settings.build(tiny)
+    write_probe(folder, tiny, weights_of(tiny), card_of(tiny, copies=[rows[0] | {"others": -1}]))
+    with pytest.raises(UserError, match=r"probe_checkpoint=.*numbers of rounds"):
+        settings.build(tiny)
     write_probe(folder, tiny, weights_of(tiny), card_of(tiny, copies=rows))
     for changes in ({"layer": 5}, {"threshold": 0.5}, {"n": 4}, {"occurrence": "first"}):
         with pytest.raises(UserError, match=r"decoding.length=auto: what copies bring is known for the probe's own"):

@@ -116,32 +116,41 @@ def best_threshold(
 
 
 def copy_lengths(probabilities_N: Tensor, answers: Sequence[Answer], threshold: float) -> list[dict[str, Any]]:
-    """What copies of every length in LENGTHS bring on average behind tokens that trigger one; [] where none does."""
-    drafted, accepted = list[int](), list[int]()
-    for own, one in zip(probabilities_N.split([one.tokens for one in answers]), answers, strict=True):
-        found = copies(one, LENGTHS[-1])
-        for chance, drafts, right in zip(own[:-1].tolist(), found.drafted, found.accepted, strict=True):
-            if drafts and chance >= threshold:
-                drafted.append(drafts)
-                accepted.append(right)
-    count = len(drafted)
-    return [
-        {
-            "length": length,
-            "copies": count,
-            "drafted": sum(min(one, length) for one in drafted) / count,
-            "accepted": sum(min(one, length) for one in accepted) / count,
-        }
-        for length in (LENGTHS if count else ())
+    """What copies of every length in LENGTHS bring when the answers are played through with them; [] where none is
+    triggered. Means over all places that trigger one would be of the inner places of long copies above all, where no
+    round begins.
+
+    Returns:
+        by `length`: `copies`, rounds that copy; tokens `drafted` and `accepted` in them, means; `others`, the rounds
+        that do not, each of one token.
+    """
+    each = [
+        (copies(one, LENGTHS[-1]), (own >= threshold).tolist())
+        for own, one in zip(probabilities_N.split([one.tokens for one in answers]), answers, strict=True)
     ]
+    rows = []
+    for length in LENGTHS:
+        rounds = others = drafted = accepted = 0
+        for found, triggers in each:
+            done = 0
+            while done < len(triggers):
+                drafts = min(found.drafted[done - 1], length) if done and triggers[done - 1] else 0
+                right = min(found.accepted[done - 1], length) if drafts else 0
+                rounds, others = rounds + (drafts > 0), others + (drafts == 0)
+                drafted, accepted, done = drafted + drafts, accepted + right, done + right + 1
+        if not rounds:
+            return []
+        means = {"drafted": drafted / rounds, "accepted": accepted / rounds}
+        rows.append({"length": length, "copies": rounds, **means, "others": others})
+    return rows
 
 
 def best_length(rows: Sequence[Mapping[str, Any]], forward: Callable[[int], float]) -> int:
-    """The length of most tokens per second in a round that copies; of equal ones the shortest.
+    """The length under which all rounds together take least, the others being plain ones; of equal ones the shortest.
 
     Args:
         rows: of `copy_lengths`, at least one.
         forward: T(k), seconds of a forward over k tokens.
     """
-    rates = [(1 + row["accepted"]) / forward(1 + math.ceil(row["drafted"])) for row in rows]
-    return int(rows[rates.index(max(rates))]["length"])
+    times = [row["copies"] * forward(1 + math.ceil(row["drafted"])) + row["others"] * forward(1) for row in rows]
+    return int(rows[times.index(min(times))]["length"])

@@ -129,12 +129,15 @@ class SwitchSdDecoding:
             raise UserError("decoding.length", self.length, remedy)
         with reading(KEY, str(self.probe), "train the probe again"):
             rows = [
-                {key: float(row[key]) for key in ("length", "drafted", "accepted")} for row in probes.card["copies"]
+                {key: float(row[key]) for key in ("length", "copies", "drafted", "accepted", "others")}
+                for row in probes.card["copies"]
             ]
             if not all(1 <= row["length"] <= ROOM for row in rows):
                 raise ValueError("copies of a length that no round verifies")
             if not all(0 <= row["accepted"] <= row["drafted"] <= row["length"] for row in rows):
                 raise ValueError("copies of which more are accepted than drafted")
+            if not all(row["copies"] > 0 and row["others"] >= 0 for row in rows):
+                raise ValueError("numbers of rounds")
         if not rows:
             remedy = (
                 "no copy was triggered when the probe was trained, so its card does not say how long: give a number"
