@@ -53,6 +53,11 @@ class Doors:
             self.ran.append((step.name, own))
             status = next((self.ends[entry] for entry in [step.name, *own] if entry in self.ends), "finished")
             place.mkdir(parents=True, exist_ok=True)
+            if status == "not begun":
+                record = {"app": step.door, "status": "failed", "overrides": job.overrides, "error": "no rows"}
+                (place / "run.yaml").write_text(yaml.safe_dump(record | {"config": None}))
+                codes.append(2)
+                continue
             (place / "result").write_text("x")
             record = {"app": step.door, "status": status, "overrides": job.overrides, "config": job.content}
             (place / "run.yaml").write_text(yaml.safe_dump(record | {"wall_seconds": 1.5, "entropy": 0.5 + number}))
@@ -170,6 +175,35 @@ def test_failed_jobs_of_a_sweep_are_left_out_and_tried_again(run, doors, tmp_pat
     assert doors.taken() == ALL[1:]  # now with both sets: another training
 
 
+def test_a_job_that_failed_before_it_wrote_anything_is_a_row_too(run, doors, tmp_path):
+    doors.ends = {"selector.m=2": "not begun"}
+    code, out, _ = run()
+    assert code == 2
+    assert "1 of 2 jobs failed, the others count" in out
+    table = (tmp_path / "runs/two/select.md").read_text()
+    assert table.startswith("# select: 2 jobs, 1 failed")
+    assert "no rows" in table
+
+
+def test_a_sweep_of_which_jobs_failed_and_stopped_has_more_to_do(run, doors):
+    doors.ends = {"selector.m=1": "stopped", "selector.m=2": "failed"}
+    code, out, _ = run()
+    assert code == 2
+    assert "1 of 2 jobs failed" in out
+    assert "step select has more to do" in out
+    assert doors.taken() == ALL[:2]
+
+
+def test_tables_are_of_the_jobs_as_they_were_last_run(run, doors, tmp_path):
+    run()
+    assert (tmp_path / "runs/two/select.csv").is_file()
+    run("select.selector.m=2")
+    assert list((tmp_path / "runs/two").glob("select.*")) == []
+    doors.ends = {"train": "crashed"}
+    assert run("select.selector.m=1,2,3", "train.seed=9")[0] == 1
+    assert (tmp_path / "runs/two/select.md").read_text().startswith("# select: 3 jobs")
+
+
 @pytest.mark.parametrize(("status", "code"), [("failed", 2), ("crashed", 1)])
 def test_a_failed_step_ends_the_chain(run, doors, status, code):
     doors.ends = {"train": status}
@@ -186,7 +220,7 @@ def test_a_training_that_stops_for_time_is_gone_on_with(run, doors):
     doors.ends = {"train": "stopped"}
     code, out, err = run()
     assert (code, err) == (0, "")
-    assert out.endswith("step train has more to do: the same command goes on there\n")
+    assert "step train has more to do: the same command goes on there\n" in out
     doors.taken()
     doors.ends = {}
     run()
@@ -285,6 +319,9 @@ def test_a_fingerprint_is_of_what_matters(tmp_path):
     mark = steps.fingerprint("train", base, one)
     assert steps.fingerprint("train", {**base, "selection": f"{two}/select/abc"}, two) == mark  # the chain was moved
     assert steps.fingerprint("train", {**base, "resume": True}, one) == mark
+    assert steps.fingerprint("train", {**base, "trainer": {}}, one) == steps.fingerprint(
+        "train", {**base, "trainer": {"minutes": 5}}, one
+    )
     assert steps.fingerprint("train", {**base, "new": None}, one) == mark
     assert steps.fingerprint("train", {**base, "a": 2}, one) != mark
     assert steps.fingerprint("train", {**base, "selection": f"{one}/select/abd"}, one) != mark
@@ -300,6 +337,26 @@ def test_a_folder_is_known_by_its_files(tmp_path):
     assert steps.fingerprint("select", content, tmp_path / "root") == mark
     (folder / "b").write_text("")
     assert steps.fingerprint("select", content, tmp_path / "root") != mark
+
+
+def test_which_files_and_folders_are_read(tmp_path, monkeypatch):
+    """What lies in the chain's folder counts unless an earlier job made it; words that are folders by chance do not."""
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "root"
+    for place in ("root/select/abc", "root/states", "mymodel", "wandb"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "file").write_text("x")
+    (root / "prompts.jsonl").write_text("x")
+    content = {
+        "selection": [str(root / "select/abc")],
+        "checkpoint": str(root / "select/abc/file"),
+        "calibration": {"path": "root/prompts.jsonl"},
+        "model": {"source": "mymodel"},
+        "logger": {"kind": "wandb"},
+        "states": {"path": "root/states"},
+    }
+    found = steps.outside(content, [root / "select/abc"])
+    assert list(map(str, found)) == ["root/prompts.jsonl", "mymodel"]
 
 
 def test_paths_are_quoted_where_they_must_be():

@@ -418,4 +418,4 @@ def test_a_report_imports_nothing_heavy(tmp_path):
 )
 def test_why_answers_below_float32_part_is_said(tmp_path, more, said):
     table = summary(load_run(run_folder(tmp_path / "run", more=more)))
-    assert ("largest logits were at most 0.12 apart: rounding below float32" in table.note) == said
+    assert ("logits were at most 0.12 below the largest: rounding below float32" in table.note) == said

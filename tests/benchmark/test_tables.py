@@ -18,7 +18,7 @@ from specwave.benchmark.paper import blocks, by_category, nodes
 from specwave.benchmark.questions import CATEGORIES
 from specwave.benchmark.report import render, unique_labels
 from specwave.benchmark.results import Baseline, Result, build_results, load_results, save_results
-from specwave.benchmark.tables import MIXED, ranged, summary, varying
+from specwave.benchmark.tables import MIXED, Table, ranged, summary, varying
 
 
 def row(number, lengths, seconds, category=None):
@@ -313,6 +313,45 @@ def test_speeds_of_other_machines_are_not_compared(four, tmp_path):
     assert (one.tau, one.speed, one.speed_interval) == (0.0, None, None)
     (one,) = contrasts([fast[0], result(tmp_path, "c", [[2, 3]])], ["a", "c"])  # one does not say
     assert one.speed == 1.0
+
+
+def test_one_device_is_what_settings_do_not_say(tmp_path):
+    one, eight = result(tmp_path, "a", [[2, 3]]), result(tmp_path, "b", [[2, 3]], devices=8)
+    assert varying([one, eight]) == {"devices": "devices"}
+    (found,) = contrasts([one, eight], ["a", "b"])
+    assert (found.tau, found.speed) == (0.0, None)
+    assert contrasts([one, result(tmp_path, "c", [[2, 3]], batch_invariant=True)], ["a", "c"])[0].speed == 1.0
+    both = [result(tmp_path, name, [[2, 3]], batch_invariant=name == "a") for name in "ab"]
+    assert contrasts(both, ["a", "b"])[0].speed is None
+
+
+def test_a_seed_that_nothing_is_drawn_with_parts_nobody(tmp_path):
+    greedy = [result(tmp_path, name, [[2]], sampling={"temperature": 0.0, "seed": n}) for n, name in enumerate("ab")]
+    assert len(contrasts(greedy, ["a", "b"])) == 1
+    hot = [result(tmp_path, name, [[2]], sampling={"temperature": 1.0, "seed": n}) for n, name in enumerate("ab")]
+    assert contrasts(hot, ["a", "b"]) == []
+
+
+def test_questions_of_one_number_and_other_categories_are_no_pair(tmp_path):
+    rows = [row(n, [2], 1.0, "chat") for n in range(26)]
+    other = result(tmp_path, "b", [], rows=rows)
+    assert contrasts([result(tmp_path, "a", [[2]]), other], ["a", "b"]) == []
+
+
+def test_how_far_answers_part_is_said_by_the_lower_token(tmp_path):
+    parted = {"question_id": 1, "top2_gap": 0.02, "gap": 0.3}
+    one = result(tmp_path, "a", [[2, 3]], dtype="bfloat16")
+    one.content["divergences"] = [parted]
+    assert "at most 0.3 below the largest: rounding" in summary([one]).note
+    one.content["divergences"] = [parted, parted | {"gap": 9.0}]
+    assert "at most 9 below the largest: more than rounding explains" in summary([one]).note
+
+
+def test_a_bracket_opens_no_row_of_latex(tmp_path):
+    made = writers.latex([summary([result(tmp_path, "a", [[2]])])])
+    assert "{[}" in writers.latex([Table("γ ≥ 1…", ["a"], [["[[2]]\nx"]], [0])])
+    assert all(ord(letter) < 128 for letter in writers.latex([Table("γ ≥ 1…", ["−"], [["ρ·α"]], [0])]))
+    assert "midrule" in made
 
 
 # ---------------------------------------------------------------- Spec-Bench's own files

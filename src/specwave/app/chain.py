@@ -22,7 +22,7 @@ from specwave.app import config as configs
 from specwave.app.command import read_command_line
 from specwave.app.complaints import is_group, parse, value_of
 from specwave.app.job import complain
-from specwave.app.run import alone, make
+from specwave.app.run import RUN_FILE, alone, make
 from specwave.app.steps import Step, door_of, door_script, make_step, overrides_of, settings_of
 from specwave.app.usage import listing, usage
 from specwave.artifacts import UserError, write_text
@@ -115,6 +115,19 @@ def carry_out(settings: dict[str, dict[str, str]], plan: Sequence[Step], root: P
     steps behind it are then planned anew; nothing else goes on."""
     print(f"chain folder: {root}", flush=True)
     steps: list[Step] = []
+    try:
+        return _carry_out(settings, plan, root, steps)
+    finally:  # of what there is by now: tables of an earlier call must not stand beside other jobs
+        for door in ("select", "train", "evaluate"):
+            collate(root, door, [step for step in steps if step.door == door])
+
+
+def _carry_out(settings: dict[str, dict[str, str]], plan: Sequence[Step], root: Path, steps: list[Step]) -> int:
+    """The same but the tables.
+
+    Args:
+        steps: takes up those that were run, with what lies in their folders then.
+    """
     worst = 0
     for step in plan:
         name, own = step.name, settings[step.name]
@@ -128,24 +141,30 @@ def carry_out(settings: dict[str, dict[str, str]], plan: Sequence[Step], root: P
             code = run_step(step)
             step = step.again()
             done = sum(job.finished for job in step.jobs)
-            if code and not (step.several and done and code in (1, 2)):
+            stopped = any(job.record is not None and job.record["status"] == "stopped" for job in step.jobs)
+            if code and not (step.several and code in (1, 2) and (done or stopped)):
+                steps.append(step)
                 print(f"step {name} failed: the same command goes on there", file=sys.stderr, flush=True)
                 return code if code > 0 else 1
             if code:
                 worst = min(worst or code, code)
                 print(
-                    f"step {name}: {len(step.jobs) - done} of {len(step.jobs)} jobs failed, the others count",
+                    f"step {name}: {failed(step)} of {len(step.jobs)} jobs failed, the others count",
                     flush=True,
                 )
-            elif not step.finished:
+            if stopped or not (code or step.finished):
+                steps.append(step)
                 print(f"step {name} has more to do: the same command goes on there", flush=True)
-                return 0
+                return worst
         steps.append(step)
         note(root, steps)
-    for door in ("select", "train", "evaluate"):
-        collate(root, door, [step for step in steps if step.door == door])
     print(f"{len(steps)} steps, the last one in {steps[-1].folder}", flush=True)
     return worst
+
+
+def failed(step: Step) -> int:
+    """How many jobs ended with an error, or have none of a run in their folders."""
+    return sum(job.record is None or job.record["status"] not in ("finished", "stopped") for job in step.jobs)
 
 
 def run_step(step: Step) -> int:
@@ -177,9 +196,13 @@ def note(root: Path, steps: Sequence[Step]) -> None:
 def collate(root: Path, door: str, steps: Sequence[Step]) -> None:
     """The jobs of a door's steps, where there are several, as one table and picture beside the steps."""
     jobs = [job for step in steps for job in step.jobs if job.content.get("report") is None]  # reports have no figures
-    found = {job.folder.relative_to(root).as_posix(): job.record for job in jobs}
-    table = collation.table_of({job: record for job, record in found.items() if record is not None})
-    if len(table) > 1:
+    begun = [job.folder for job in jobs if (job.folder / RUN_FILE).exists()]
+    found = {folder.relative_to(root).as_posix(): collation.read_record(folder / RUN_FILE) for folder in begun}
+    table = collation.table_of(found)
+    if len(table) < 2:
+        for ending in (".csv", ".md", ".tex", ".png", ".svg", "_seeds.csv", "_keys.png", "_keys.svg"):
+            (root / f"{door}{ending}").unlink(missing_ok=True)  # of an earlier call that had more
+    else:
         print(f"{door}:\n{collation.markdown(table)}", flush=True)
         written = collation.write(root, door, table, door)
         print(f"written: {', '.join(path.name for path in written)} in {root}", flush=True)

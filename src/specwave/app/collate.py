@@ -61,11 +61,12 @@ def records(folder: Path) -> dict[str, dict[str, Any]]:
     for place, below, files in os.walk(folder, followlinks=True):  # chain.py links to the folders of its jobs
         if RUN_FILE in files and Path(place) != folder:
             below.clear()  # what lies inside a job is the job's own affair
-            found[Path(place).relative_to(folder).as_posix()] = _read(Path(place) / RUN_FILE)
+            found[Path(place).relative_to(folder).as_posix()] = read_record(Path(place) / RUN_FILE)
     return {job: found[job] for job in sorted(found, key=_natural)}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> dict[str, Any]:
+    """A run.yaml as a row, of a job too that failed before it wrote anything else."""
     record = read_yaml(path)
     if isinstance(record, dict) and {"app", "status", "config"} <= record.keys():
         return record

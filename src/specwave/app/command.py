@@ -138,13 +138,23 @@ def _run(app: str, request: Request) -> int:
     if is_main():
         prepare(app, request.overrides, composed, folder)
     take_codes(folder)  # those of a sweep that was interrupted
-    _hydra(job, [*arguments, "--multirun"])
-    codes = job.codes + take_codes(folder)
-    if is_main():
+    try:
+        _hydra(job, [*arguments, "--multirun"])
+    except Exception:  # a launcher's worker died: what the other jobs found counts
+        if is_main():
+            collate(app, folder)
+        raise
+    left, refused = take_codes(folder)
+    codes = job.codes + left
+    if refused or job.refused:
+        print(f"{folder} holds jobs with other settings: its table is left as it was", flush=True)
+    elif is_main():
         collate(app, folder)
     failed = [code for code in codes if code]
     jobs = "1 job" if len(codes) == 1 else f"{len(codes)} jobs"
-    print(f"{jobs}, {len(failed)} failed" if failed else f"{jobs}, all finished", flush=True)
+    waiting = 0 if refused or job.refused else stopped(folder)
+    ends = [f"{count} {end}" for count, end in ((len(failed), "failed"), (waiting, "with more to do")) if count]
+    print(", ".join([jobs, *(ends or ["all finished"])]), flush=True)
     return min(failed, default=0)  # 1 when any job crashed, 2 when the user's mistakes are all there is
 
 
@@ -184,6 +194,11 @@ def job_overrides(overrides: Sequence[str], composed: DictConfig) -> list[list[s
     if any(entry.is_sweep_override() and not entry.is_discrete_sweep() for entry in swept):
         return []  # an interval: Hydra refuses it in a moment
     return [[*own, *job] for job in BasicSweeper.split_arguments(swept, None)[0]]
+
+
+def stopped(folder: Path) -> int:
+    """How many jobs of a sweep ended in good order before they were done."""
+    return sum(record["status"] == "stopped" for record in collation.records(folder).values())
 
 
 def collate(app: str, folder: Path) -> None:

@@ -30,6 +30,7 @@ from specwave.termination import end_on_terminate
 
 LAUNCH = "SPECWAVE_LAUNCH"  # tells the processes a run starts which run they belong to
 EXIT_CODES = ".exit_codes"  # in a sweep's folder while its jobs run in other processes: a line for each that ended
+REFUSED = "r"  # behind the code of a job that was not begun
 TERMINATED = 128 + signal.SIGTERM  # exit code
 FULL = (errno.ENOSPC, errno.EDQUOT)
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
@@ -41,6 +42,7 @@ class Job:
     def __init__(self, app: str, command: list[str]):
         self.app, self.command = app, command
         self.codes: list[int] = []  # exit codes of the jobs that ran in this process
+        self.refused = False  # whether one of them was not begun for what lies in its folder
         self.pid = os.getpid()  # of the process that began the sweep
 
     def __call__(self, composed: DictConfig) -> Any:
@@ -56,7 +58,7 @@ class Job:
         if not elsewhere:
             self.codes.append(code)
         elif is_main():
-            leave_code(Path(settings.sweep.dir), code)
+            leave_code(Path(settings.sweep.dir), code, self.refused)
         return value if code == 0 else float("nan")
 
     def attempt(self, composed: DictConfig, folder: Path, overrides: list[str], number: int | None) -> tuple[int, Any]:
@@ -98,8 +100,11 @@ class Job:
             code, reason = exit_code(stop), str(stop.code)
         except Exception as error:
             code, reason = report(error, key, folder)
-        if code and record is None and number is not None and run.main and not (folder / RUN_FILE).exists():
-            record = Record(folder, self.app, self.command, overrides, None)  # a job that never began is a row too
+        if code and record is None and number is not None and run.main:
+            if holds_run(folder, key):
+                self.refused = True
+            else:
+                record = Record(folder, self.app, self.command, overrides, None)  # a job that never began is a row too
         if record is not None:
             told = {"objective": value} if isinstance(value, float) else {}
             with contextlib.suppress(OSError) if code == 2 else contextlib.nullcontext():  # where the disk is full
@@ -129,6 +134,14 @@ class Job:
         return record
 
 
+def holds_run(folder: Path, key: str) -> bool:
+    """Whether a folder has a run in it, readable or not."""
+    try:
+        return read_run(folder, key) is not None
+    except UserError:
+        return True
+
+
 def follow(run: Run, content: dict[str, Any], key: str) -> bool:
     """For the further processes that a launcher gives a job: whether the first one skips it, and whether it goes on
     with an earlier attempt. (Its own run.yaml may be there already; an attempt without files is as good as none.)"""
@@ -137,21 +150,21 @@ def follow(run: Run, content: dict[str, Any], key: str) -> bool:
     return earlier is not None and earlier["status"] == "finished" and not changed_settings(earlier, content)
 
 
-def leave_code(folder: Path, code: int) -> None:
+def leave_code(folder: Path, code: int, refused: bool) -> None:
     """Tells the process that began a sweep how a job ended: a job refused for what lies in its folder writes nothing
     there, and one that was skipped wrote long ago."""
     with open(folder / EXIT_CODES, "a", encoding="utf-8") as stream:
-        stream.write(f"{code}\n")  # one write of a few bytes: lines of several processes stay whole
+        stream.write(f"{code}{REFUSED * refused}\n")  # one write of a few bytes: lines of several processes stay whole
 
 
-def take_codes(folder: Path) -> list[int]:
-    """The exit codes that jobs in other processes have left, once."""
+def take_codes(folder: Path) -> tuple[list[int], bool]:
+    """The exit codes that jobs in other processes have left, once; whether one of them was refused its folder."""
     path = folder / EXIT_CODES
     if not path.exists():
-        return []
-    codes = [int(line) for line in path.read_text(encoding="utf-8").split()]
+        return [], False
+    lines = path.read_text(encoding="utf-8").split()
     path.unlink()
-    return codes
+    return [int(line.removesuffix(REFUSED)) for line in lines], any(line.endswith(REFUSED) for line in lines)
 
 
 def complain(error: UserError, prefix: str = "error") -> None:

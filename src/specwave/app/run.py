@@ -31,7 +31,7 @@ except ImportError:  # no file locks on this system
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's where PyYAML has it: a sweep reads many
 RUN_FILE = "run.yaml"
-HARMLESS = ("resume", "allow_targets", "minutes")  # keys that may change when a run goes on
+HARMLESS = ("resume", "allow_targets", "minutes", "trainer.minutes")  # keys that may change when a run goes on
 OWN_KEYS = {  # of run.yaml; whatever else stands there is a fact that `main` noted
     *("app", "status", "started", "command", "overrides", "seed", "git", "versions", "attempts", "config"),
     *("exit_code", "error", "wall_seconds", "peak_memory_bytes", "peak_gpu_memory_bytes"),

@@ -26,6 +26,7 @@ from specwave.artifacts import UserError, conf_dir
 DOORS = ("select", "train", "evaluate")
 DIGITS = 10  # of a fingerprint
 CHANGE = re.compile(r"(?P<sign>\+{0,2}|~)(?P<step>\w+)\.(?P<key>[^=]+)(=(?P<value>.*))?", re.DOTALL)
+FOLDERS = [(key,) for key in ("source", "path", "checkpoint", "probe_checkpoint", "selection", "baseline", "report")]
 FOLDER = re.compile(r"\{(\w+)(:jobs)?\}([\w./-]*)")  # an earlier step's folder, or those of its finished jobs
 
 
@@ -129,7 +130,8 @@ def make_step(name: str, settings: Mapping[str, str], root: Path, earlier: Seque
         named = error.key if error.key.startswith(f"{name}.") else f"{name}.{error.key}"
         raise UserError(named, error.value, error.remedy) from None
     typed = [[entry for entry in job if not entry.startswith(("hydra.", "hydra/"))] for job in swept]
-    marks = [fingerprint(door, content, root) for content in contents]
+    known = [job.folder for step in earlier for job in step.jobs]
+    marks = [fingerprint(door, content, root, known) for content in contents]
     places = [root / name / mark for mark in marks]
     jobs = list(map(JobPlan, places, typed, contents))
     several = len(jobs) > 1
@@ -228,36 +230,43 @@ def settings_of(
 # ---------------------------------------------------------------- fingerprints
 
 
-def fingerprint(door: str, content: Mapping[str, Any], root: Path) -> str:
+def fingerprint(door: str, content: Mapping[str, Any], root: Path, earlier: Sequence[Path] = ()) -> str:
     """Digits of all that a job's result depends on: its config, earlier jobs by their folders, files by what they hold.
 
     Where the chain's folder lies plays no part.
     """
-    kept = _said({key: value for key, value in content.items() if key not in HARMLESS})
+    kept = _said(content)
     described = json.dumps([door, kept], sort_keys=True, default=str).replace(json.dumps(str(root))[1:-1], "")
-    digests = [digest(path) for path in outside(kept, root)]
+    digests = [digest(path) for path in outside(kept, earlier)]
     return hashlib.sha256("\n".join([described, *digests]).encode()).hexdigest()[:DIGITS]
 
 
-def _said(node: Any) -> Any:
-    """A config without its nulls: a key that a later version adds, and leaves at null, makes no other job."""
+def _said(node: Any, path: str = "") -> Any:
+    """A config without what changes no result and without its nulls: a key that a later version adds, and leaves at
+    null, makes no other job."""
     if isinstance(node, Mapping):
-        return {key: _said(value) for key, value in node.items() if value is not None}
-    return [_said(value) for value in node] if isinstance(node, list) else node
+        named = {key: (f"{path}.{key}" if path else key, value) for key, value in node.items()}
+        return {key: _said(value, name) for key, (name, value) in named.items()
+                if value is not None and name not in HARMLESS}  # fmt: skip
+    return [_said(value, path) for value in node] if isinstance(node, list) else node
 
 
-def outside(node: Any, root: Path) -> list[Path]:
-    """The files and folders that a config names, those of the chain apart."""
-    if isinstance(node, Mapping | list):
-        entries = node.values() if isinstance(node, Mapping) else node
-        return [path for entry in entries for path in outside(entry, root)]
-    if not isinstance(node, str) or len(node) > 1024:
+def outside(node: Any, earlier: Sequence[Path], path: tuple[str, ...] = ()) -> list[Path]:
+    """The files and folders that a config names, apart from those of earlier jobs, whose fingerprints say enough, and
+    from a folder of states, which the job itself fills."""
+    if isinstance(node, Mapping):
+        return [found for key, entry in node.items() for found in outside(entry, earlier, (*path, str(key)))]
+    if isinstance(node, list):
+        return [found for entry in node for found in outside(entry, earlier, path)]
+    if not isinstance(node, str) or len(node) > 1024 or path[-2:] == ("states", "path"):
         return []
-    path = Path(node).expanduser()
-    if root in path.absolute().parents:
+    named = Path(node).expanduser()
+    whole = named.absolute()
+    if any(job == whole or job in whole.parents for job in earlier):
         return []
+    folder = os.sep in node or path[-1:] in FOLDERS  # other words may be a folder's name by chance
     try:
-        return [path] if path.is_file() or (os.sep in node and path.is_dir()) else []
+        return [named] if named.is_file() or (folder and named.is_dir()) else []
     except (OSError, ValueError):
         return []
 

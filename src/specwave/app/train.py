@@ -119,6 +119,8 @@ def main(config: TrainConfig, run: Run) -> float | None:
     prompts, for sweepers that optimise it; None where nothing was trained to its end."""
     if config.probe and config.task != "probe":
         raise UserError("task", config.task, "probe=linear is for task=probe: add that, or leave the probe out")
+    if config.task != "train" and "tracking" in repr(config.logger):
+        run.say(f"logger=wandb: task={config.task} sends nothing there; its files and figures lie in the run's folder")
     if config.task == "regenerate":
         from specwave.app.regenerate import regenerate
 

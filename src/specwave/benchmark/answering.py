@@ -105,7 +105,7 @@ class Answerer:
         says so.
 
         Args:
-            number: the question's place in the benchmark, which decides who begins.
+            number: decides who begins; consecutive for the questions of a device.
         """
         waiting = [method for method in methods if question.id not in method.answers.done]
         answered: dict[str, list[list[Turn]]] = {method.label: [] for method in waiting}

@@ -250,6 +250,11 @@ def _problem(row: dict[str, Any]) -> str | None:
         return "it holds no choice and no error"
     if not isinstance(row["category"], str):
         return "category must be a text"
+    for name in ("category", "model_id"):
+        try:
+            str(row.get(name)).encode("utf-8")
+        except UnicodeEncodeError:  # JSON may escape half of a surrogate pair, which no table can be written with
+            return f"{name} holds half of a surrogate pair: mend it"
     for choice in row["choices"]:
         if not isinstance(choice, dict):
             return "every choice must be an object"

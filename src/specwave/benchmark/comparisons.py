@@ -2,7 +2,7 @@
 
 Both were asked the same questions, so a resample draws a question for both. The speed of methods is compared by their
 speedups, each over plain decoding of its own run: so runs of different days can be compared, but not those of another
-dtype or machine.
+dtype or kind of machine.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from specwave.benchmark.bootstrap import Floats, interval, quotient, resampled
 from specwave.benchmark.results import Result
+from specwave.benchmark.tables import setting
 
 ALL_PAIRS = 8  # methods; of more, each is compared with the one of largest τ only
 COLUMNS = ("accepted", "rounds", "tokens", "seconds", "plain_tokens", "plain_seconds")
-TIMED = ("dtype", "device", "device_name", "threads", "devices")  # settings that must not differ
+TIMED = ("dtype", "device", "device_name", "threads", "devices", "batch_invariant")  # settings that must not differ
 Record = Mapping[str, Any]
 
 
@@ -55,7 +56,7 @@ def contrasts(results: Sequence[Result], labels: Sequence[str]) -> list[Contrast
 
 def alike(first: Result, second: Result) -> bool:
     """Whether their speedups can be compared: as far as is known, both were timed in the same way."""
-    pairs = ((first.settings.get(name), second.settings.get(name)) for name in TIMED)
+    pairs = ((setting(first, name), setting(second, name)) for name in TIMED)
     return all(one == other or None in (one, other) for one, other in pairs)
 
 
@@ -63,7 +64,14 @@ def asked(result: Result) -> list[Any]:
     """What two results must have in common to be compared: target, limit, sampling, questions."""
     settings, benchmark = result.settings, result.settings.get("benchmark")
     questions = benchmark.get("fingerprint") if isinstance(benchmark, dict) else None
-    return [settings.get("fingerprint"), settings.get("max_new_tokens"), settings.get("sampling"), questions]
+    return [settings.get("fingerprint"), settings.get("max_new_tokens"), drawn(settings.get("sampling")), questions]
+
+
+def drawn(sampling: Any) -> Any:
+    """The sampling of a result's settings without a seed that nothing is drawn with."""
+    if not isinstance(sampling, dict) or sampling.get("temperature"):
+        return sampling
+    return {key: value for key, value in sampling.items() if key != "seed"}
 
 
 def _pairs(group: Sequence[tuple[str, Result]]) -> list[tuple[tuple[str, Result], tuple[str, Result]]]:
@@ -77,13 +85,14 @@ def _pairs(group: Sequence[tuple[str, Result]]) -> list[tuple[tuple[str, Result]
 class Sums:
     """A method's `per_question` records as columns. What a record does not tell is 0."""
 
-    places: dict[str, int]  # question id → row
+    places: dict[tuple[str, str], int]  # question id and category → row
     columns: dict[str, Floats]
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> Sums:
         columns = {name: np.array([record.get(name) or 0 for record in records], float) for name in COLUMNS}
-        return cls({str(record["question_id"]): place for place, record in enumerate(records)}, columns)
+        named = ((str(record["question_id"]), str(record.get("category"))) for record in records)
+        return cls({name: place for place, name in enumerate(named)}, columns)
 
     def at(self, places: Sequence[int] | NDArray[np.intp]) -> dict[str, Floats]:
         return {name: column[places] for name, column in self.columns.items()}

@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.strategies import DDPStrategy
 from tqdm import tqdm
 
@@ -51,7 +52,7 @@ class Evaluator(pl.LightningModule):
         end: float | None = None,
     ):
         super().__init__()
-        self.end = end
+        self.end, self.threads = end, torch.get_num_threads()
         self.answerer, self.methods, self.questions = answerer, list(methods), list(questions)
         self.allow_zero_length_dataloader_with_multiple_devices = True
 
@@ -73,6 +74,7 @@ class Evaluator(pl.LightningModule):
 
     def on_predict_start(self) -> None:
         end_on_terminate(self.trainer)
+        torch.set_num_threads(self.threads)  # Lightning divides the cores by the devices, whatever was set before
         waiting = [self.questions[number].id for number in self.waiting()]
         for method in self.methods:
             if not set(waiting) <= method.answers.done:
@@ -83,7 +85,8 @@ class Evaluator(pl.LightningModule):
             return number
         question = self.questions[number]
         self.progress.set_postfix_str(question.category, refresh=False)
-        self.answerer.answer_all(self.methods, question, number)
+        # Who begins: a device has every n-th question, and takes turns among its own.
+        self.answerer.answer_all(self.methods, question, number // self.trainer.world_size)
         self.progress.update()
         return number
 

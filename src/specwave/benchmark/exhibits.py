@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,15 @@ def metrics_file(drafter: Path | None) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
+def _number(cell: str | None) -> float | None:
+    """A cell's number; None where it is empty, damaged or not finite."""
+    try:
+        value = float(cell or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
 def read_curves(drafter: Path | None) -> dict[str, tuple[list[float], list[float]]]:
     """(steps, values) by panel."""
     path = metrics_file(drafter)
@@ -55,7 +65,8 @@ def read_curves(drafter: Path | None) -> dict[str, tuple[list[float], list[float
     found = {}
     for panel, column in _CURVES.items():
         cells = [(row.get("step"), row.get(f"{drafter.name}/{column}")) for row in rows]
-        points = [(float(step), float(value)) for step, value in cells if step and value]
+        numbers = [(_number(step), _number(value)) for step, value in cells]
+        points = [(step, value) for step, value in numbers if step is not None and value is not None]
         if points:
             found[panel] = ([step for step, _ in points], [value for _, value in points])
     return found

@@ -13,7 +13,7 @@ from typing import Any
 from specwave.artifacts import UserError
 from specwave.benchmark.answers import read_answers
 from specwave.benchmark.results import Baseline, Result, build_results, load_run
-from specwave.benchmark.rows import failed
+from specwave.benchmark.rows import is_plain
 
 
 def load_all(entries: Sequence[str], key: str = "report") -> list[Result]:
@@ -27,7 +27,7 @@ def load_all(entries: Sequence[str], key: str = "report") -> list[Result]:
     if twice is not None:
         raise UserError(key, twice, "it is named twice")
     files = {path: read_answers(path, key, own=False) for path in paths if path.is_file()}
-    plain = next(((path, rows) for path, rows in files.items() if _is_plain(rows)), None)
+    plain = next(((path, rows) for path, rows in files.items() if is_plain(rows)), None)
     found: list[Result] = []
     for path, entry in zip(paths, entries, strict=True):
         if path in files:
@@ -44,18 +44,11 @@ def _shown(result: Result, earlier: Sequence[Result]) -> bool:
     return any(other.content["overall"] == content["overall"] and other.settings == result.settings for other in same)
 
 
-def _is_plain(rows: Sequence[dict[str, Any]]) -> bool:
-    lengths = {
-        length for row in rows if not failed(row) for choice in row["choices"] for length in choice["accept_lengths"]
-    }
-    return lengths == {1}
-
-
 def _as_result(path: Path, rows: list[dict[str, Any]], plain: tuple[Path, list[dict[str, Any]]] | None) -> Result:
     model = next((row["model_id"] for row in rows if isinstance(row.get("model_id"), str)), path.stem)
     content = build_results(
         label=model,
-        method="autoregressive" if _is_plain(rows) else model,
+        method="autoregressive" if is_plain(rows) else model,
         rows=rows,
         baseline=Baseline(plain[1], str(plain[0])) if plain else Baseline([], "none: no file of plain decoding"),
         verdicts=None,

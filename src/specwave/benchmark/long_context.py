@@ -99,7 +99,7 @@ class LongContext:
 
     def _reports(self) -> list[str]:
         assert self.path is not None
-        path = Path(self.path)
+        path = Path(self.path).expanduser()
         if self.sha256 is not None:
             check_sha256(path, self.sha256)
         found = []

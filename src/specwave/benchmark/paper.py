@@ -14,6 +14,7 @@ from specwave.benchmark.seed_tables import over_seeds_table
 from specwave.benchmark.tables import Cell, Table, answered, bracketed, names, ranged, setting, summary, varying
 
 ONE_DRAFTER = "Rows of one method with the same layers are one drafter, measured once: several rules choose its layers."
+UNKNOWN = -1.0  # the temperature of a file that does not say
 OWN = ("sampling.temperature", "decoding.total_token")  # what blocks are made of is no column
 FIGURES = (  # figure, title, decimals, plain decoding included
     ("tau", "τ (tokens per verification) by category", 2, False),
@@ -43,9 +44,8 @@ def is_plain(result: Result) -> bool:
 def blocks(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     """(heading, its results): by temperature, then by nodes, those without a number of nodes first. Plain decoding,
     which has none, stands in the first block of its temperature."""
-    keys = {
-        id(result): (setting(result, OWN[0]) or 0, -1 if is_plain(result) else nodes(result) or 0) for result in results
-    }
+    keys = {id(result): (setting(result, OWN[0]), -1 if is_plain(result) else nodes(result) or 0) for result in results}
+    keys = {name: (UNKNOWN if heat is None else heat, count) for name, (heat, count) in keys.items()}
     first: dict[Any, int] = {}
     for heat, count in sorted(keys.values()):
         if count >= 0:
@@ -58,7 +58,8 @@ def blocks(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
 
 
 def _heading(heat: Any, count: int) -> str:
-    return f"{count} nodes, T = {heat:g}" if count else f"T = {heat:g}"
+    known = "T unknown" if heat == UNKNOWN else f"T = {heat:g}"
+    return f"{count} nodes, {known}" if count else known
 
 
 def by_category(results: Sequence[Result], figure: str, title: str, digits: int, printed: bool = False) -> Table:

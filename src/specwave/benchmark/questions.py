@@ -59,7 +59,7 @@ class Benchmark:
 
     @property
     def file(self) -> Path:
-        return BUILTIN if self.path is None else Path(self.path)
+        return BUILTIN if self.path is None else Path(self.path).expanduser()
 
     @property
     def name(self) -> str:

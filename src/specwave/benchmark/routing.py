@@ -187,10 +187,12 @@ def by_question(answers: Answers, repeats: int = REPEATS) -> Outcome:
 
 
 def by_category(answers: Answers, repeats: int = REPEATS) -> Outcome:
-    """The drafter of a question's category is chosen on the questions of the other folds."""
+    """The drafter of a question's category is chosen on the questions of the other folds. A category with fewer than
+    three questions is not worth a choice: there leads have no second half to repeat in."""
     counts, tally = answers.whole, _Tally(len(answers.ids))
     for rank_Q, train_Q, test_Q in _folds(answers.category, repeats):
-        halves = [grouped(counts * (train_Q & (rank_Q % 2 == half)), answers.category) for half in (0, 1)]
+        half_Q = _halves(answers.category, rank_Q, train_Q)
+        halves = [grouped(counts * (half_Q == half), answers.category) for half in (0, 1)]
         half = reliability(*halves)
         trust = 2 * half / (1 + half)  # of both halves together (Spearman and Brown)
         picks = choose(halves[0] + halves[1], trust)[answers.category[test_Q]]
@@ -230,6 +232,15 @@ def _routes(
     columns = torch.arange(scaled_QF.shape[1])
     foretold = (Ridge(sums, damping).foretell(scaled_QF[test_Q], columns).numpy() for damping in dampings)
     return [(overall + leads_QD).argmin(1) for leads_QD in foretold]
+
+
+def _halves(category_Q: Places, rank_Q: Places, train_Q: Flags) -> Places:
+    """0 and 1 in turns for the training questions of each category, in the drawn order; −1 for the others."""
+    half_Q = np.full(len(category_Q), -1)
+    for category in np.unique(category_Q):
+        own = np.flatnonzero(train_Q & (category_Q == category))
+        half_Q[own[np.argsort(rank_Q[own])]] = np.arange(len(own)) % 2
+    return half_Q
 
 
 def _folds(category_Q: Places, repeats: int, folds: int = FOLDS) -> Iterator[tuple[Places, Flags, Flags]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -26,3 +26,11 @@ def repetitions(row: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[s
     noted = [own, *own.get("repetitions", [])]
     for place, choice in enumerate(row["choices"]):
         yield choice, noted[place] if place < len(noted) else {}
+
+
+def is_plain(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether every round of every answer commits one token: plain decoding."""
+    lengths = {
+        length for row in rows if not failed(row) for choice in row["choices"] for length in choice["accept_lengths"]
+    }
+    return lengths == {1}

@@ -9,7 +9,7 @@ from specwave.benchmark.comparisons import ALL_PAIRS, asked
 from specwave.benchmark.results import Result
 from specwave.benchmark.seeds import SeedContrast, over_seeds
 from specwave.benchmark.tables import Cell, Table, setting
-from specwave.benchmark.trained import Trained, measured, shared_questions, trained
+from specwave.benchmark.trained import Asked, Trained, measured, shared_questions, trained
 
 Seeds = dict[int, Trained]
 
@@ -36,7 +36,7 @@ def over_seeds_table(results: Sequence[Result]) -> list[Table]:
     return [Table(title, header, rows, [0] * len(header))]
 
 
-def contrast(first: Sequence[Trained], second: Sequence[Trained], questions: Sequence[str]) -> SeedContrast:
+def contrast(first: Sequence[Trained], second: Sequence[Trained], questions: Sequence[Asked]) -> SeedContrast:
     """The first set's drafters less the second's, seed by seed."""
     ours, theirs = measured(first, questions), measured(second, questions)
     return over_seeds((ours.above, theirs.above), (ours.below, theirs.below))

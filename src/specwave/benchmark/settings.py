@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from specwave.artifacts import UserError
 from specwave.benchmark.answers import differences, read_answers
+from specwave.benchmark.comparisons import drawn
 from specwave.benchmark.questions import Benchmark, Question, fingerprint
 from specwave.benchmark.results import Baseline, load_results, save_results
+from specwave.benchmark.rows import is_plain
+from specwave.benchmark.tables import ONES
 
 if TYPE_CHECKING:
     import torch
@@ -134,11 +137,17 @@ def earlier_baseline(source: str, shared: dict[str, Any], folder: Path) -> Basel
         remedy = "it holds no baseline/results.json: give auto, or the run folder of a finished evaluation"
         raise UserError("baseline", source, remedy)
     result = load_results(place, "baseline")
-    earlier = {name: result.settings.get(name) for name in shared}
-    other = [text for text in differences(earlier, shared) if not text.startswith(_NAMES)]
+    ones = dict.fromkeys(ONES, 1)  # what settings do not name
+    wanted = ones | shared | {"sampling": drawn(shared["sampling"])}
+    earlier = {name: result.settings.get(name, ones.get(name)) for name in wanted}
+    earlier["sampling"] = drawn(earlier["sampling"])
+    other = [text for text in differences(earlier, wanted) if not text.startswith(_NAMES)]
     if other:
         raise UserError("baseline", source, f"it was measured under other settings: {'; '.join(other)}")
     rows = read_answers(place / "answers.jsonl", "baseline")
+    if not is_plain(rows) or len(rows) != wanted["benchmark"]["questions"]:
+        remedy = f"its baseline/answers.jsonl has to hold {wanted['benchmark']['questions']} answers of plain decoding"
+        raise UserError("baseline", source, f"{remedy}: measure it again, or give auto")
     copy = folder / "baseline"
     if copy.resolve() != place:
         copy_baseline(place, copy)

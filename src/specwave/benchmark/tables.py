@@ -10,6 +10,7 @@ from specwave.benchmark.results import Result
 
 Cell = str | int | float | None
 MISSING = "–"
+ROUNDING = 1.0  # logits of a bfloat16 model are some tens: their own steps are up to 0.25
 MIXED = "Where several machines are named, tokens/s mixes their clocks; a question was answered by all methods on one."
 METHODS = {  # by their names in configs; others go by those
     "autoregressive": "plain decoding",
@@ -60,6 +61,8 @@ SETTINGS = {  # what may differ between runs, and how a column that tells them a
     "benchmark.fingerprint": "question set",
 }
 
+ONES = ("devices", "repeat")  # 1 where a result's settings do not name them
+
 
 @dataclass(frozen=True)
 class Table:
@@ -77,7 +80,7 @@ def setting(result: Result, dotted: str) -> Any:
     value: Any = result.settings
     for name in dotted.split("."):
         value = value.get(name) if isinstance(value, dict) else None
-    return value
+    return 1 if value is None and dotted in ONES and result.settings else value
 
 
 def varying(results: Sequence[Result]) -> dict[str, str]:
@@ -168,15 +171,17 @@ def _mixed(results: Sequence[Result]) -> str:
 def _rounded(results: Sequence[Result]) -> str:
     """Why answers of a narrow dtype are not plain decoding's; nothing for float32, where they have to be."""
     gaps = [
-        entry["top2_gap"]
+        max(known)
         for result in results
         if result.settings.get("dtype") not in (None, "float32") and not result.settings.get("batch_invariant")
         for entry in result.content.get("divergences", [])
-        if entry["top2_gap"] is not None
+        if (known := [gap for gap in (entry["top2_gap"], entry.get("gap")) if gap is not None])
     ]
     if not gaps:
         return ""
-    parted = f"Where answers left plain decoding's, the two largest logits were at most {max(gaps):.2g} apart"
+    parted = f"Where answers left plain decoding's, both tokens' logits were at most {max(gaps):.2g} below the largest"
+    if max(gaps) > ROUNDING:
+        return f"{parted}: more than rounding explains. Try model.dtype=float32, where they have to be equal."
     return f"{parted}: rounding below float32. decoding.batch_invariant=true makes them equal."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from specwave.benchmark.comparisons import Sums
 from specwave.benchmark.results import Result
 
 Layers = tuple[int, ...]
+Asked = tuple[str, str]  # a question's id and category
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Trained:
     fingerprint: str  # of its target
     result: Result | None = None
 
-    @property
+    @cached_property
     def sums(self) -> Sums:
         return Sums.of(self.result.content.get("per_question") or [] if self.result is not None else [])
 
@@ -67,8 +69,8 @@ def trained(results: Sequence[Result], key: str = "report") -> list[Trained]:
     return found
 
 
-def shared_questions(drafters: Sequence[Trained]) -> list[str]:
-    """Ids of the questions that all of them answered with at least one round, in the order of the first."""
+def shared_questions(drafters: Sequence[Trained]) -> list[Asked]:
+    """Those that all of them answered with at least one round, in the order of the first."""
     known = [
         {name for name, place in one.sums.places.items() if one.sums.columns["rounds"][place] > 0} for one in drafters
     ]
@@ -76,10 +78,11 @@ def shared_questions(drafters: Sequence[Trained]) -> list[str]:
     return [name for name in first if all(name in names for names in known)]
 
 
-def measured(drafters: Sequence[Trained], questions: Sequence[str]) -> Measured:
+def measured(drafters: Sequence[Trained], questions: Sequence[Asked]) -> Measured:
     """Accepted tokens and rounds, a row for each drafter."""
 
     def column(name: str) -> Floats:
-        return np.array([one.sums.at([one.sums.places[each] for each in questions])[name] for one in drafters], float)
+        places = [[one.sums.places[each] for each in questions] for one in drafters]
+        return np.array([one.sums.at(own)[name] for one, own in zip(drafters, places, strict=True)], float)
 
     return Measured(column("accepted"), column("rounds"))

@@ -23,7 +23,8 @@ from specwave.benchmark.comparisons import asked
 from specwave.benchmark.drafters import find_drafters
 from specwave.benchmark.results import Result
 from specwave.benchmark.seeds import SeedNoise, seed_noise
-from specwave.benchmark.trained import Layers, Trained, measured, read_card, shared_questions, trained
+from specwave.benchmark.tables import setting
+from specwave.benchmark.trained import Asked, Layers, Trained, measured, read_card, shared_questions, trained
 
 FEWEST_SETS = 8
 SHORT = "short"  # the predictor that `Worth.short` gives
@@ -88,7 +89,7 @@ class Study:
 
     sets: list[Set]
     first: int
-    questions: list[str]
+    questions: list[Asked]
 
     @cached_property
     def outcomes(self) -> dict[str, Measured]:
@@ -112,13 +113,18 @@ class Study:
 
     @cached_property
     def seeds(self) -> list[int]:
-        """The first, then the others."""
-        every = sorted({seed for one in self.sets for seed in one.drafters})
-        return [self.first, *(seed for seed in every if seed != self.first)]
+        """The first, then those that can be held against it: of the seed with most sets, and of all others that have
+        drafters of the same sets."""
+        places: dict[int, set[int]] = {}
+        for place, one in enumerate(self.sets):
+            for seed in one.drafters:
+                places.setdefault(seed, set()).add(place)
+        others = sorted((seed for seed in places if seed != self.first), key=lambda seed: (-len(places[seed]), seed))
+        return [self.first, *(seed for seed in others if places[others[0]] <= places[seed])]
 
     @cached_property
     def repeated(self) -> list[int]:
-        """Places of the sets that have a drafter of every seed."""
+        """Places of the sets that have a drafter of each of `seeds`."""
         return [place for place, one in enumerate(self.sets) if all(seed in one.drafters for seed in self.seeds)]
 
     def by_seed(self, outcome: str) -> list[list[float]]:
@@ -148,13 +154,23 @@ def read(results: Sequence[Result], worth: Worth) -> Study:
             asked different questions or never validated, too few sets.
     """
     selection = Selection.load(Path(worth.groups).expanduser(), "worth.groups")
-    short = dict(_short(worth.short, selection))
+    begun: list[tuple[Path, int]] = []  # folders and seeds of the short trainings
+    short: dict[Layers, float | None] = {}
+    for path, one in _short(worth.short, selection):
+        if one.layers in short:
+            raise UserError("worth.short", path, f"a drafter of {one.label} is there twice: name one of each")
+        short[one.layers] = one.tau_hat
+        begun.append((path, one.seed))
     with reading("worth.groups", worth.groups, "select again with selector=spread"):
         foretold = {
             tuple(entry["layers"]): (tuple(entry["origin"]), dict(entry["predictors"])) for entry in selection.beam
         }
     drafters = [one for one in trained(results) if one.layers in foretold and "+" not in one.label]
     _check(drafters, selection)
+    own_seeds = {one.seed for one in drafters}
+    if clash := next((path for path, seed in begun if seed in own_seeds), None):
+        remedy = "it has the seed of the drafters it shall foretell, and their luck: train it with another"
+        raise UserError("worth.short", clash, remedy)
     seeds = Counter(one.seed for one in drafters)
     if not seeds or max(seeds.values()) < FEWEST_SETS:
         remedy = f"at least {FEWEST_SETS} sets of the selection must have been trained and evaluated"
@@ -165,20 +181,24 @@ def read(results: Sequence[Result], worth: Worth) -> Study:
         own = {one.seed: one for one in drafters if one.layers == layers}
         if first in own:
             sets.append(Set(layers, origin, known | ({SHORT: short.get(layers)} if short else {}), own))
-    return Study(sets, first, shared_questions([one for each in sets for one in each.drafters.values()]))
+    questions = shared_questions([one for each in sets for one in each.drafters.values()])
+    if not questions:
+        raise UserError("report", "…", "no question was answered with all drafters: evaluate the failed ones again")
+    return Study(sets, first, questions)
 
 
-def _short(folders: Sequence[str], selection: Selection) -> Iterator[tuple[Layers, float | None]]:
+def _short(folders: Sequence[str], selection: Selection) -> Iterator[tuple[Path, Trained]]:
     for folder in find_drafters(list(folders)) if folders else []:
         one = read_card(folder.path, "worth.short")
         if one.fingerprint != selection.fingerprint:
             raise UserError("worth.short", folder.path, "it is of another target than the selection: train its sets")
-        yield one.layers, one.tau_hat
+        if "+" not in one.label:  # drafters with switches are no part of the study
+            yield folder.path, one
 
 
 def _check(drafters: Sequence[Trained], selection: Selection) -> None:
     seen: dict[tuple[Layers, int], Trained] = {}
-    first = drafters[0].result
+    first = drafters[0].result if drafters else None
     for one in drafters:
         assert one.result is not None
         assert first is not None
@@ -190,6 +210,8 @@ def _check(drafters: Sequence[Trained], selection: Selection) -> None:
         if asked(one.result) != asked(first):
             remedy = "other drafters were asked other questions, or under other limits: evaluate all in one way"
             raise UserError("report", place, remedy)
+        if setting(one.result, "decoding") != setting(first, "decoding"):
+            raise UserError("report", place, "other drafters decoded with other settings: evaluate all in one way")
         if (one.layers, one.seed) in seen:
             remedy = f"a drafter of {one.label} with seed {one.seed} is there twice: name one evaluation of each"
             raise UserError("report", place, remedy)
@@ -276,7 +298,7 @@ def question_rows(study: Study) -> list[dict[str, Any]]:
             for place, question in enumerate(study.questions):
                 rows.append(
                     {
-                        "layers": "-".join(map(str, one.layers)), "seed": seed, "question_id": question,
+                        "layers": "-".join(map(str, one.layers)), "seed": seed, "question_id": question[0],
                         "accepted": int(sums.above[0, place]), "rounds": int(sums.below[0, place]),
                     }
                 )  # fmt: skip

@@ -98,11 +98,13 @@ def latex(found: Sequence[Table]) -> str:
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "τ": r"$\tau$", "–": "--", "×": r"$\times$",
+    "γ": r"$\gamma$", "α": r"$\alpha$", "ρ": r"$\rho$", "≥": r"$\geq$", "≤": r"$\leq$", "−": "$-$", "·": r"$\cdot$",
+    "…": r"\dots{}", "→": r"$\to$", "[": "{[}",  # behind the end of a row a bracket would be its option
 }  # fmt: skip
 
 
 def _escaped(entry: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in entry)
+    return "".join(_LATEX.get(letter, letter) for letter in " ".join(entry.split()))
 
 
 def as_csv(results: Sequence[Result]) -> str:

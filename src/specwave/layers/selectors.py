@@ -89,7 +89,7 @@ def refuse_many(m: int, num_layers: int, max_sets: int) -> None:
         )  # fmt: skip
 
 
-def _check_alpha(alpha: float) -> None:
+def check_alpha(alpha: float) -> None:
     if not 0 < alpha < math.inf:
         raise UserError("selector.alpha", alpha, "must be > 0 and finite (1 is the Shannon entropy)")
 
@@ -112,7 +112,7 @@ class Sized:
         for key, value in vars(self).items():
             if key == "m" or key.startswith("k_"):
                 positive(f"selector.{key}", value)
-        _check_alpha(self.alpha)
+        check_alpha(self.alpha)
 
     def sampling(self) -> Sampling | None:
         return None
@@ -204,7 +204,7 @@ class Fixed:
                 "selector.rule", self.rule, f"there is no such rule: use {', '.join(RULES)}, or random"
             )  # fmt: skip
         positive("selector.m", self.m)
-        _check_alpha(self.alpha)
+        check_alpha(self.alpha)
         check_seed("selector.seed", self.seed)
 
     def sampling(self) -> Sampling | None:

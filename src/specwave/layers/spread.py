@@ -23,7 +23,7 @@ from specwave.layers.cka import cka_matrix
 from specwave.layers.foresight import Foresight
 from specwave.layers.groups import Group, Layers, score
 from specwave.layers.ranking import Ranking
-from specwave.layers.selectors import Outcome, fixed_rule, positive
+from specwave.layers.selectors import Outcome, check_alpha, fixed_rule, positive
 from specwave.layers.steps import Sampling, Steps
 
 # Every way of scale × centre in which a set's entropy can be taken; the first is the paper's.
@@ -67,8 +67,9 @@ class Spread:
         for key, least in (("extremes", 0), ("parts", 2), ("positions", 2)):
             if getattr(self, key) < least:
                 raise UserError(f"selector.{key}", getattr(self, key), f"must be ≥ {least}")
-        if self.ridge <= 0:
-            raise UserError("selector.ridge", self.ridge, "must be > 0: a share of the data's own size")
+        if not 0 < self.ridge < math.inf:
+            raise UserError("selector.ridge", self.ridge, "must be > 0 and finite: a share of the data's own size")
+        check_alpha(self.alpha)
         check_seed("selector.seed", self.seed)
 
     def sampling(self) -> Sampling:
@@ -101,19 +102,22 @@ class Spread:
         if len(chosen) < self.count:
             remedy = f"there are {len(chosen)} sets of these sizes and rules: ask for at most that many"
             raise UserError("selector.count", self.count, remedy)
-        told = predictors(grams, [group.layers for group in chosen], Foresight(steps, self.parts, self.ridge))
+        foresight = Foresight(steps, self.parts, self.ridge)
+        told = predictors(grams, [group.layers for group in chosen], foresight, self.alpha)
         return Outcome([replace(group, predictors=own) for group, own in zip(chosen, told, strict=True)])
 
     def _chosen(self, grams: Tensor) -> list[Group]:
         draw = random.Random(self.seed)
         offers: list[tuple[str, Sequence[Layers]]] = [(rule, [fixed_rule(rule, len(grams))]) for rule in self.rules]
-        for size in self.sizes:
+        for size in sorted(
+            self.sizes, reverse=True
+        ):  # the first sets, of which several seeds are trained, are large ones
             ranking = Ranking(grams, size, self.alpha, say=print)
             falling = [tuple(ranking.sets[place].tolist()) for place in ranking.order().tolist()]
             offers += [
+                ("random", draw.sample(sorted(falling), min(self.count, len(falling)))),
                 ("top", apart(falling, self.extremes)),
                 ("bottom", apart(falling[::-1], self.extremes)),
-                ("random", draw.sample(sorted(falling), min(self.count, len(falling)))),
             ]
         origins = dealt(offers, self.count)
         return [replace(score(grams, [layers], self.alpha)[0], origin=tuple(own)) for layers, own in origins.items()]
@@ -145,9 +149,11 @@ def apart(ordered: Sequence[Layers], count: int) -> list[Layers]:
     return taken
 
 
-def predictors(grams: Tensor, sets: Sequence[Layers], foresight: Foresight) -> list[dict[str, float | None]]:
-    """What is known of each set without training: entropies in nats under every normalisation, the mean CKA between
-    its layers (None for one layer), the agreement of the ridge regression.
+def predictors(
+    grams: Tensor, sets: Sequence[Layers], foresight: Foresight, alpha: float = 1.0
+) -> list[dict[str, float | None]]:
+    """What is known of each set without training: entropies in nats, of order `alpha`, under every normalisation, the
+    mean CKA between its layers (None for one layer), the agreement of the ridge regression.
 
     Raises:
         UserError: too few rows for the regression of the largest set.
@@ -157,7 +163,9 @@ def predictors(grams: Tensor, sets: Sequence[Layers], foresight: Foresight) -> l
     alike = cka_matrix(grams)
     found = []
     for layers in sets:
-        own: dict[str, float | None] = {name: score(each, [layers])[0].entropy for name, each in prepared.items()}
+        own: dict[str, float | None] = {
+            name: score(each, [layers], alpha)[0].entropy for name, each in prepared.items()
+        }
         pairs = [alike[one, other].item() for one, other in itertools.combinations(layers, 2)]
         own[REDUNDANCY] = fmean(pairs) if pairs else None
         own[AGREEMENT] = foresight.hits(layers).double().mean().item()

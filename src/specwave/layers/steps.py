@@ -19,6 +19,7 @@ each layer's states, which hold more of what can be foretold than as many random
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from specwave.data.conversations import Sample
     from specwave.target import Target
 
-BASIS_ROWS = 1024  # behind the directions, at least; fewer than twice as many are taken
+BASIS_ROWS = 1024  # behind the directions, at least, where there are so many; about four times as many at most
+BASIS_SAMPLES = 16  # conversations that they come from, at least: short ones and long ones
 _AT_ONCE = 256  # rows whose logits exist together
 
 
@@ -175,12 +177,15 @@ def _axes(
 ) -> list[tuple[Tensor, Tensor]]:
     """`basis` of the next token's embeddings, then of each layer's states, from conversations evenly spread."""
     telling = [place for place, places in enumerate(every) if len(places)]
-    some = telling[:: max(1, sum(map(len, every)) // BASIS_ROWS)]
+    steps = sum(len(every[place]) for place in telling)
+    number = min(len(telling), max(BASIS_SAMPLES, math.ceil(BASIS_ROWS * len(telling) / max(1, steps))))
+    some = [telling[(2 * place + 1) * len(telling) // (2 * number)] for place in range(number)]  # short and long ones
     kept: list[list[Tensor]] = [[] for _ in range(1 + target.num_layers)]
     bar = tqdm(total=len(some), desc="directions of the states", unit="prompt", disable=None)
     for first, batch, states_NBTD in forwards(target, [ordered[place] for place in some], batch_size):
         for row, sample in enumerate(batch):
-            at = every[some[first + row]].to(target.device)
+            at = every[some[first + row]]
+            at = at[:: max(1, len(at) * number // (4 * BASIS_ROWS))].to(target.device)  # of long ones some steps
             own_NTD = [hidden[row, : len(sample.ids)] for hidden in states_NBTD]
             check_finite(target, sample, own_NTD)
             for rows, found in zip(kept, [_next_embedding(target, sample, at), *(h[at] for h in own_NTD)], strict=True):
