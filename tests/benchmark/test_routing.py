@@ -179,6 +179,15 @@ def test_a_router_without_anything_to_learn_keeps_to_the_best_one():
     assert -0.02 < outcome.gain < 0.01
 
 
+@pytest.mark.parametrize("each", [3, 4, 9])
+def test_a_lead_that_is_of_categories_is_found_with_few_questions_of_each(each):
+    """Of two drafters each is ahead in one half of the categories, by far: held out it is nearly what hindsight has."""
+    categories = [f"c{place}" for place in range(12) for _ in range(each)]
+    chances = [[0.8 if (place // each) % 2 == way else 0.2 for place in range(12 * each)] for way in (0, 1)]
+    found = made(np.array(chances), categories)
+    assert by_category(found).gain > 0.8 * hindsight(found.whole, found.category).gain > 0.2
+
+
 def test_few_questions_are_enough_for_every_way():
     found = made(np.full((2, 4), 0.4), ["a", "a", "b", "c"])
     for outcome in (by_category(found), by_question(found), by_router(found, np.full((4, 3), 0.1), repeats=1)):

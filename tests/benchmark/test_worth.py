@@ -135,6 +135,13 @@ def test_the_seed_that_all_have_had_is_the_first(made):
     assert made.study().first == 4
 
 
+def test_one_drafter_of_a_third_seed_takes_nothing_away(made):
+    made.results.append(made.drafter(SETS[1], 7))
+    study = made.study()
+    assert (study.seeds, len(study.repeated)) == ([0, 1], 7)
+    assert study.noise("tau") is not None
+
+
 def test_what_is_written(made, tmp_path):
     said, folder = [], tmp_path / "out"
     folder.mkdir()
@@ -214,6 +221,21 @@ def test_a_drafter_that_was_never_validated(made):
 def test_a_drafter_twice(made):
     made.results.append(made.drafter(SETS[3], 0))
     assert "twice" in refused(made)[1]
+
+
+def test_other_ways_of_decoding(made):
+    made.results[3].content["settings"]["decoding"] = {"name": "eagle3", "levels": 9}
+    assert "decoded with other settings" in refused(made)[1]
+
+
+def test_a_short_training_with_the_drafters_own_seed(made):
+    made.card(made.root / "short" / "drafters" / made.name(SETS[0]), SETS[0], 1, 1.3)
+    assert "their luck" in refused(made)[1]
+
+
+def test_no_drafter_of_the_selection_at_all(made):
+    made.results = []
+    assert refused(made)[0] == "worth.groups"
 
 
 def test_too_few_sets(made):

@@ -130,6 +130,13 @@ def test_directions_come_from_some_of_many_conversations(tiny, monkeypatch):
     assert (len(lengths) - len(many)) * 65 >= BASIS_ROWS
 
 
+def test_directions_come_from_short_and_long_conversations(tiny):
+    """However long the answers are: of many long ones behind a short one as well."""
+    found = collect(tiny, samples(8, *[150] * 30, prompt=5), Sampling(width=40, token_width=40), 1)
+    first = found.inputs[:, found.columns([0])]
+    assert int(torch.linalg.matrix_rank(first)) == 80
+
+
 def test_a_vocabulary_leaves_rare_tokens_out(tiny):
     found = collect(tiny, samples(80, 90), Sampling(width=2, token_width=2, vocabulary=3))
     assert len(found.vocabulary) == len(found.head) == 3
