@@ -42,7 +42,7 @@ def depth_figure(path: Path, rows: Sequence[Mapping[str, Any]], chosen: Mapping[
         axes.set_xlabel("layer")
         axes.set_ylabel("AUC, copied against other tokens")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
-        figure.legend(loc="outside lower center", ncols=3)
+        figure.legend(loc="outside lower center", ncols=2)
         return write_figure(path, figure)
 
 
