@@ -149,6 +149,17 @@ def test_resume_goes_on_and_adds_the_times_up(toy, run_toy):
     assert kept["wall_seconds"] > seconds
 
 
+def test_going_on_sweeps_up_what_a_kill_cut_short(toy, run_toy):
+    """A kill in the middle of writing run.yaml, its first time or a later one, leaves a part beside it."""
+    for begun in (False, True):
+        Path("here").mkdir(exist_ok=True)
+        (Path("here") / ".run.yaml.x.part").write_text("app: to")
+        (Path("here") / "unlike.part").write_text("mine")
+        assert run_toy("hydra.run.dir=here", "resume=true")[0] == 0
+        assert not (Path("here") / ".run.yaml.x.part").exists(), begun
+        assert (Path("here") / "unlike.part").exists()
+
+
 def test_resume_refuses_other_settings(toy, run_toy):
     assert run_toy("hydra.run.dir=here", "part.m=4")[0] == 0
     code, _, err = run_toy("hydra.run.dir=here", "resume=true", "part.layers=[1]", "seed=1")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specwave.app.exports import BEST, Exports
-from specwave.app.trainer import Keeper, Progress, ended, fit, open_logger, read_metrics, sweep_up
+from specwave.app.trainer import Keeper, Progress, ended, fit, open_logger, read_metrics
 from specwave.artifacts import UserError
 from specwave.data.datamodule import DrafterData
 from specwave.eagle.figures import training_figure
@@ -66,8 +66,6 @@ def learn(
 
     going_on = run.resume and last.exists()
     step = trains.last_step(last) if going_on else 0
-    if run.main:
-        sweep_up(run.folder)
     validated = step % trains.validate_every == 0  # the last step's own validation comes behind its checkpoint
     logger = open_logger(config.logger, run.folder, step, validated) if run.main else False
     end = None if trains.minutes is None else began + 60 * trains.minutes

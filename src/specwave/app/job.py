@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 
 from specwave.app import config as configs
 from specwave.app.door import prepare_environment
-from specwave.app.run import RUN_FILE, Record, Run, alone, changed_settings, read_run, refuse_changes
+from specwave.app.run import RUN_FILE, Record, Run, alone, changed_settings, read_run, refuse_changes, sweep_up
 from specwave.artifacts import UserError
 from specwave.termination import end_on_terminate
 
@@ -123,6 +123,8 @@ class Job:
             if number is not None and earlier["status"] == "finished":
                 return None
             run.resume = True
+        if run.resume:
+            sweep_up(run.folder)
         record = Record(run.folder, self.app, self.command, overrides, content)
         if earlier is not None:
             record.go_on(earlier)

@@ -109,6 +109,12 @@ def read_run(folder: Path, key: str) -> dict[str, Any] | None:
     return record
 
 
+def sweep_up(folder: Path) -> None:
+    """Removes what a killed attempt was writing: parts beside the files they were to replace."""
+    for part in folder.rglob(".*.part"):
+        part.unlink(missing_ok=True)
+
+
 def changed_keys(old: Any, new: Any, path: str = "") -> list[str]:
     """Dotted keys on which two configs differ."""
     if isinstance(old, dict) and isinstance(new, dict):

@@ -336,9 +336,3 @@ def _rows(path: Path) -> list[dict[str, str]]:
     drop_torn_line(path)
     with open(path, newline="", encoding="utf-8") as stream:
         return list(csv.DictReader(stream))
-
-
-def sweep_up(folder: Path) -> None:
-    """Removes what a killed attempt was writing: parts beside the files they were to replace."""
-    for part in folder.rglob(".*.part"):
-        part.unlink(missing_ok=True)
