@@ -223,6 +223,15 @@ def read_json(path: Path | str, key: str) -> dict[str, Any]:
     return content
 
 
+def is_whole(text: str) -> bool:
+    """Whether UTF-8 can hold it: JSON may escape half of a surrogate pair, which neither tokenisers nor files take."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def read_jsonl(path: Path | str, key: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number from 1, object) of a JSON-lines file; blank lines are passed over; an empty file is refused."""
     path, seen = Path(path), False

@@ -419,6 +419,8 @@ def test_spec_bench_s_numbers_by_hand(tmp_path):
         ({"choices": [{"new_tokens": [1], "wall_time": [1e400], "accept_lengths": [1]}]}, "wall_time"),
         ({"choices": [{"new_tokens": [1], "wall_time": [1], "accept_lengths": [1], "decoding_steps": "x"}]}, "steps"),
         ({"category": 7}, "category"),
+        ({"category": "\ud800"}, "category holds half of a surrogate pair"),
+        ({"model_id": "x\ud800"}, "model_id holds half of a surrogate pair"),
         ({"specwave": {"tokens": [[1, 2]]}}, "new_tokens must be"),
     ],
 )

@@ -27,6 +27,7 @@ from specwave.artifacts import (
     append_line,
     drop_torn_line,
     filled,
+    is_whole,
     read_json,
     read_jsonl,
     write_json,
@@ -251,9 +252,7 @@ def _problem(row: dict[str, Any]) -> str | None:
     if not isinstance(row["category"], str):
         return "category must be a text"
     for name in ("category", "model_id"):
-        try:
-            str(row.get(name)).encode("utf-8")
-        except UnicodeEncodeError:  # JSON may escape half of a surrogate pair, which no table can be written with
+        if not is_whole(str(row.get(name))):
             return f"{name} holds half of a surrogate pair: mend it"
     for choice in row["choices"]:
         if not isinstance(choice, dict):

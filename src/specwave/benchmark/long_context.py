@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specwave.artifacts import UserError, check_seed, read_jsonl
+from specwave.artifacts import UserError, check_seed, is_whole, read_jsonl
 from specwave.benchmark.documents import ask, document, logbook
 from specwave.benchmark.download import check_sha256_form
 from specwave.benchmark.questions import Question, check_sha256, choose
@@ -107,11 +107,9 @@ class LongContext:
             text = row.get("report")
             if not isinstance(text, str) or not text.strip():
                 raise UserError("benchmark.path", f"{path}:{line}", "a line is an object whose report is a text")
-            try:
-                text.encode("utf-8")
-            except UnicodeEncodeError:
+            if not is_whole(text):
                 remedy = "its report holds half of a surrogate pair, which no tokeniser takes"
-                raise UserError("benchmark.path", f"{path}:{line}", remedy) from None
+                raise UserError("benchmark.path", f"{path}:{line}", remedy)
             found.append(text.strip())
         return found
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specwave.artifacts import UserError, read_jsonl
+from specwave.artifacts import UserError, is_whole, read_jsonl
 from specwave.benchmark.download import check_sha256_form, fetch
 
 SUBTASKS: dict[
@@ -148,10 +148,8 @@ def _question(row: dict[str, Any], where: str) -> Question:
         if not isinstance(turn, str) or not turn.strip():
             raise wrong(f"every turn must be a text that is not blank, got {turn!r}")
     for text in (str(name), category, *turns):
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError:  # JSON may escape half of a surrogate pair, which no tokeniser takes
-            raise wrong(f"a text holds half of a surrogate pair: {text!r}") from None
+        if not is_whole(text):
+            raise wrong(f"a text holds half of a surrogate pair: {text!r}")
     return Question(name, category, tuple(turns))
 
 

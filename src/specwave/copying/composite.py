@@ -124,7 +124,7 @@ class Composite(BaseProposer, ABC):
 
     def _with(self, method: str, folder: Path) -> Iterator[tuple[Any, Path]]:
         for name, child in self.children.items():
-            if hasattr(child, method) and not (isinstance(child, Composite) and all(map(child.copies, child.children))):
+            if hasattr(child, method) and not self.copies(name):
                 (folder / name).mkdir(parents=True, exist_ok=True)
                 yield child, folder / name
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from specwave.artifacts import UserError, check_seed, read_jsonl
+from specwave.artifacts import UserError, check_seed, is_whole, read_jsonl
 
 DOMAINS = ("code", "prose", "reasoning")
 _SLOT = re.compile(r"<<(\w+)>>")
@@ -161,10 +161,8 @@ def read_prompts(path: Path | str, key: str = "probe_data.path") -> list[ProbePr
         if kind == "all":
             raise UserError(key, where, "kind must not be all, as the tables call everything together: rename it")
         for name, said in (("prompt", text), ("kind", kind)):
-            try:
-                said.encode("utf-8")
-            except UnicodeEncodeError:  # JSON may escape half of a surrogate pair, which no tokeniser takes
-                raise UserError(key, where, f"the {name} holds half of a surrogate pair: mend it") from None
+            if not is_whole(said):
+                raise UserError(key, where, f"the {name} holds half of a surrogate pair: mend it")
         earlier = line_of.setdefault(text.strip(), number)
         if earlier != number:
             raise UserError(key, where, f"the prompt of line {earlier} again: name each once")

@@ -109,9 +109,7 @@ class Spread:
     def _chosen(self, grams: Tensor) -> list[Group]:
         draw = random.Random(self.seed)
         offers: list[tuple[str, Sequence[Layers]]] = [(rule, [fixed_rule(rule, len(grams))]) for rule in self.rules]
-        for size in sorted(
-            self.sizes, reverse=True
-        ):  # the first sets, of which several seeds are trained, are large ones
+        for size in sorted(self.sizes, reverse=True):  # large ones first: of those several seeds are trained
             ranking = Ranking(grams, size, self.alpha, say=print)
             falling = [tuple(ranking.sets[place].tolist()) for place in ranking.order().tolist()]
             offers += [
