@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from specwave.app.exports import BEST, Exports
+from specwave.app.run import sweep_up
 from specwave.app.trainer import Keeper, Progress, ended, fit, open_logger, read_metrics
 from specwave.artifacts import UserError
 from specwave.data.datamodule import DrafterData
@@ -66,6 +67,8 @@ def learn(
 
     going_on = run.resume and last.exists()
     step = trains.last_step(last) if going_on else 0
+    if run.main:
+        sweep_up(run.folder)  # as a run through a door has been already: `main` may be called by hand
     validated = step % trains.validate_every == 0  # the last step's own validation comes behind its checkpoint
     logger = open_logger(config.logger, run.folder, step, validated) if run.main else False
     end = None if trains.minutes is None else began + 60 * trains.minutes
