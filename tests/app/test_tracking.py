@@ -51,6 +51,8 @@ def messages(content: bytes):
             place += 32768 - place % 32768
             continue
         length, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        if place + 7 + length > len(content):  # its writer, another process, is at it
+            return
         parts += content[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):
